@@ -1,0 +1,1 @@
+"""The HTTP front: takes requests, puts them on the queue, answers with the replies."""

@@ -1,0 +1,89 @@
+"""The command `npufleet`: finds the commands and prints their errors as one line.
+
+A command is a function with typer's annotations. Those of this package stand in `OWN`; those of
+other layers are entry points, so that this layer imports none of them. Only the command that
+was asked for is imported, and command modules import what is heavy inside their functions. Knows
+nothing of what the commands do.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any
+
+from npufleet import __version__
+from npufleet.errors import NpufleetError
+
+GROUP = "npufleet.commands"
+OWN = tuple(
+    EntryPoint(name, f"npufleet.cli.{name}:{name}", GROUP) for name in ("up", "demo", "submit")
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command and exit: 0 when it worked, 1 on an error of ours, 2 on wrong usage.
+
+    `NPUFLEET_DEBUG=1` shows the traceback of an error.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        import typer  # noqa: F401  # only to see whether the extra is there
+    except ImportError:
+        sys.exit("error: the command line needs an extra: pip install 'npufleet[cli]'")
+    try:
+        _app(words)(args=words, prog_name="npufleet")
+    except NpufleetError as error:
+        if os.environ.get("NPUFLEET_DEBUG") == "1":
+            raise
+        sys.exit(f"error: {error}")
+
+
+def _app(words: list[str]) -> Callable[..., Any]:
+    """The typer application; with the one command that `words` names, else with all of them."""
+    import typer
+
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+
+    def show(asked: bool) -> None:
+        if asked:
+            typer.echo(f"npufleet {__version__}")
+            raise typer.Exit
+
+    @app.callback()
+    def _options(
+        version: Annotated[
+            bool, typer.Option("--version", callback=show, is_eager=True, help="Show the version.")
+        ] = False,
+    ) -> None:
+        """Model inference as a fleet of workers on a Redis queue."""
+
+    commands = {entry.name: entry for entry in (*OWN, *entry_points(group=GROUP))}
+    asked = words[:1] if words and words[0] in commands else sorted(commands)
+    for name in asked:
+        app.command(name)(_load(commands[name]))
+    return app
+
+
+def _load(entry: EntryPoint) -> Callable[..., None]:
+    """The command's function, or one that says which extra it lacks."""
+    try:
+        command: Callable[..., None] = entry.load()
+    except ImportError as error:
+        extra = entry.name if entry not in OWN else "cli"
+        return _missing(entry.name, reason=str(error), extra=extra)
+    return command
+
+
+def _missing(name: str, *, reason: str, extra: str) -> Callable[..., None]:
+    def command() -> None:
+        message = f"`npufleet {name}` cannot be loaded ({reason}): pip install 'npufleet[{extra}]'"
+        raise NpufleetError(message)
+
+    command.__doc__ = f"Not installed: pip install 'npufleet\\[{extra}]'."
+    return command

@@ -1,0 +1,1 @@
+"""What the tests share: real servers, real processes and waiting with a limit."""
