@@ -20,13 +20,15 @@ from npufleet.errors import ConfigurationError
 PREFIX = "NPUFLEET_"
 FILE = "npufleet.toml"
 
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+
 _OWN_WORDS = re.compile(r"NPUFLEET_(DEBUG|TETHER|TEST_.*)")
 """Switches that are not settings: read where they are used, by the tests or the launcher."""
 
 _KUBERNETES = re.compile(
-    r"NPUFLEET(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?)"
+    r"NPUFLEET(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP)(_\w+)?)"
 )
-"""What Kubernetes injects for services whose name starts with npufleet."""
+"""What Kubernetes injects for services whose name starts with npufleet, but for `…_PORT`."""
 
 
 class Settings(BaseSettings):
@@ -37,11 +39,22 @@ class Settings(BaseSettings):
     )
 
     # Redis
-    redis_url: str | None = Field(None, description="redis://, rediss:// or unix:// URL; unset: the embedded server")
-    prefix: str = Field("npufleet", pattern=r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", description="what every key starts with")
+    redis_url: str | None = Field(
+        None, description="redis://, rediss:// or unix:// URL; unset: the embedded server"
+    )
+    prefix: str = Field(
+        "npufleet",
+        pattern=_NAME,
+        description="what every key starts with",
+    )
     connect_timeout_s: float = Field(5.0, gt=0, description="limit on connecting to Redis")
     state: Path = Field(Path(".npufleet"), description="folder of the embedded server's data")
-    redis_port: int | None = Field(None, ge=1, le=65535, description="TCP port of the embedded server on 127.0.0.1; unset: unix socket only")
+    redis_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="TCP port of the embedded server on 127.0.0.1; unset: unix socket only",
+    )
     redis_maxmemory_mb: int = Field(1024, ge=64, description="memory bound of the embedded server")
 
     # HTTP front
@@ -49,19 +62,35 @@ class Settings(BaseSettings):
     port: int = Field(8080, ge=0, le=65535, description="port the gateway listens on; 0: any")
     gateways: int = Field(1, ge=1, le=256, description="gateway processes on that one port")
     max_request_mb: int = Field(32, ge=1, description="largest request body")
-    max_in_flight: int = Field(10_000, ge=1, description="requests one gateway process waits for at once")
+    max_in_flight: int = Field(
+        10_000, ge=1, description="requests one gateway process waits for at once"
+    )
     reply_ttl_s: int = Field(60, ge=1, description="life of the reply to a synchronous request")
 
     # workers
     models: Path = Field(Path("models"), description="folder of the model repository")
     workers: int = Field(1, ge=0, le=1024, description="workers that `npufleet up` starts")
-    worker_name: str | None = Field(None, pattern=r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", description="stable name of a worker; unset: the host name")
+    worker_name: str | None = Field(
+        None,
+        pattern=_NAME,
+        description="stable name of a worker; unset: the host name",
+    )
     worker_http_host: str = Field("127.0.0.1", description="address of a worker's own HTTP port")
-    worker_http_port: int = Field(9100, ge=0, le=65535, description="a worker's own HTTP port; 0: any")
-    decode_threads: int = Field(2, ge=1, le=256, description="threads that decode images and check tensors")
-    max_image_pixels: int = Field(50_000_000, ge=1, description="largest picture, in pixels, before decoding")
-    direct_reply_ttl_s: int = Field(24 * 3600, ge=1, description="life of a reply when the entry does not say")
-    max_reply_ttl_s: int = Field(7 * 24 * 3600, ge=1, description="ceiling of reply_ttl_s in an entry")
+    worker_http_port: int = Field(
+        9100, ge=0, le=65535, description="a worker's own HTTP port; 0: any"
+    )
+    decode_threads: int = Field(
+        2, ge=1, le=256, description="threads that decode images and check tensors"
+    )
+    max_image_pixels: int = Field(
+        50_000_000, ge=1, description="largest picture, in pixels, before decoding"
+    )
+    direct_reply_ttl_s: int = Field(
+        24 * 3600, ge=1, description="life of a reply when the entry does not say"
+    )
+    max_reply_ttl_s: int = Field(
+        7 * 24 * 3600, ge=1, description="ceiling of reply_ttl_s in an entry"
+    )
     lease_s: float = Field(15.0, ge=1, description="how long an entry is held without renewal")
     max_deliveries: int = Field(10, ge=1, description="deliveries after which an entry is buried")
     max_dead: int = Field(10_000, ge=1, description="dead letters kept per model")
@@ -112,11 +141,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     for name, text in environ.items():
         if not name.startswith(PREFIX) or _OWN_WORDS.fullmatch(name):
             continue
-        # A service called "npufleet" makes Kubernetes set NPUFLEET_PORT to tcp://…
-        if _KUBERNETES.fullmatch(name) and (
-            name.lower().removeprefix("npufleet_") not in Settings.model_fields
-            or text.startswith(("tcp://", "udp://"))
-        ):
+        # A service called "npufleet" makes Kubernetes set NPUFLEET_PORT, too: to tcp://…
+        if _KUBERNETES.fullmatch(name) or text.startswith(("tcp://", "udp://")):
             continue
         field = name.removeprefix(PREFIX).lower()
         _check_known(field, f"environment variable {name}", PREFIX, upper=True)

@@ -1,7 +1,7 @@
 """Tensors as the wire carries them: Open Inference Protocol dtype names, little-endian, C order.
 
-A wire tensor is a map `{"dtype", "shape", "data"}`; `shape[0]` counts the rows. `BYTES` data is each
-element's length (4 bytes, little-endian) followed by that many bytes, as the Open Inference
+A wire tensor is a map `{"dtype", "shape", "data"}`; `shape[0]` counts the rows. `BYTES` data is
+each element's length (4 bytes, little-endian) followed by that many bytes, as the Open Inference
 Protocol's binary extension lays down. Knows nothing of models, msgpack or Redis.
 """
 
@@ -109,7 +109,7 @@ def check(tensor: Mapping[str, Any], name: str = "tensor") -> Header:
     `name` is what the errors call it. Raises InvalidDtype, InvalidShape or InvalidData.
     """
     dtype = tensor.get("dtype")
-    if dtype not in DTYPES and dtype != BYTES:
+    if not isinstance(dtype, str) or (dtype not in DTYPES and dtype != BYTES):
         known = ", ".join(DTYPES)
         raise InvalidDtype(f"{name}: dtype must be one of {known}, BYTES; got {_shown(dtype)}")
     shape = check_shape(tensor.get("shape"), name)
@@ -144,23 +144,30 @@ def check_shape(shape: Any, name: str = "tensor") -> tuple[int, ...]:
             raise InvalidShape(
                 f"{name}: every dimension must be an integer from 0 to 2^40, got {_shown(size)}"
             )
-    if math.prod(shape) > MAX_ELEMENTS:
+    # Zeros left out: numpy refuses [0, 2^40, 2^40], too
+    if math.prod(size for size in shape if size) > MAX_ELEMENTS:
         raise InvalidShape(f"{name}: shape {list(shape)} has more than 2^40 elements")
     return tuple(shape)
 
 
 def pack_bytes(items: Sequence[bytes | str]) -> bytes:
-    """BYTES data of the elements, text as UTF-8."""
+    """BYTES data of the elements, text as UTF-8; InvalidData for anything else."""
     parts: list[bytes] = []
     for item in items:
-        raw = item.encode() if isinstance(item, str) else bytes(item)
+        try:
+            raw = item.encode() if isinstance(item, str) else item
+        except UnicodeEncodeError as error:
+            raise InvalidData(f"an element of BYTES is not text: {error}") from None
+        if not isinstance(raw, bytes):
+            raise InvalidData(f"an element of BYTES is bytes or str, got {type(item).__name__}")
         parts += (len(raw).to_bytes(4, "little"), raw)
     return b"".join(parts)
 
 
 def unpack_bytes(data: Buffer, count: int, name: str = "tensor") -> list[bytes]:
     """The elements of BYTES data; InvalidData unless there are exactly `count`."""
-    view, items, at = memoryview(data).cast("B"), [], 0
+    view, at = memoryview(data).cast("B"), 0
+    items: list[bytes] = []
     while at < len(view):
         size = int.from_bytes(view[at : at + 4], "little")
         end = at + 4 + size

@@ -13,7 +13,13 @@ from typing import Any
 import msgpack
 
 from npufleet import keys
-from npufleet.errors import InvalidEntry, NpufleetError, UnsupportedVersion, from_wire
+from npufleet.errors import (
+    InvalidEntry,
+    InvalidParameter,
+    NpufleetError,
+    UnsupportedVersion,
+    from_wire,
+)
 from npufleet.tensors import Buffer
 
 VERSION = 1
@@ -124,9 +130,7 @@ def _text(found: Mapping[bytes, bytes], name: str) -> str:
         raise InvalidEntry(f"field {name!r} is not UTF-8 text") from None
 
 
-def _number(
-    found: Mapping[bytes, bytes], name: str, least: int, ceiling: int | None
-) -> int | None:
+def _number(found: Mapping[bytes, bytes], name: str, least: int, ceiling: int | None) -> int | None:
     raw = found.get(name.encode())
     if raw is None:
         return None
@@ -144,10 +148,14 @@ class Body:
 
 
 def pack_body(body: Body) -> bytes:
+    """The body's bytes; InvalidParameter where a parameter is nothing that msgpack can carry."""
     content: dict[str, Any] = {"inputs": body.inputs}
     if body.parameters:
         content["parameters"] = body.parameters
-    packed: bytes = msgpack.packb(content)
+    try:
+        packed: bytes = msgpack.packb(content)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidParameter(f"the parameters cannot be sent: {error}") from None
     return packed
 
 
@@ -240,21 +248,29 @@ def unpack_reply(raw: Buffer) -> Reply:
 
 
 def reply_from(content: Mapping[str, Any]) -> Reply:
-    """A reply from its unpacked map."""
-    error = content.get("error")
+    """A reply from its unpacked map; InvalidEntry where it is none."""
+    wire_id, outputs = content.get("id"), content.get("outputs", {})
+    if not isinstance(wire_id, str) or not isinstance(outputs, dict):
+        raise InvalidEntry("a reply has a text 'id', and a map 'outputs' where it is right")
     return Reply(
-        id=content["id"],
+        id=wire_id,
         model=content.get("model", ""),
         version=content.get("version"),
-        outputs=content.get("outputs", {}),
+        outputs=outputs,
         predictions=content.get("predictions"),
         timing_ms=content.get("timing_ms", {}),
         batch_size=content.get("batch_size"),
         worker=content.get("worker"),
         attempt=content.get("attempt"),
-        error=error
-        and from_wire(error["code"], error["message"], retryable=error.get("retryable", False)),
+        error=None if content.get("ok") is True else _error_from(content.get("error")),
     )
+
+
+def _error_from(error: Any) -> NpufleetError:
+    if not isinstance(error, dict) or not isinstance(error.get("code"), str):
+        raise InvalidEntry("a reply without 'ok' = true has a map 'error' with a text 'code'")
+    message, retryable = str(error.get("message", "")), error.get("retryable") is True
+    return from_wire(error["code"], message, retryable=retryable)
 
 
 def _shown(raw: bytes) -> str:
