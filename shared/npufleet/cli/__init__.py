@@ -64,26 +64,38 @@ def _app(words: list[str]) -> Callable[..., Any]:
         """Model inference as a fleet of workers on a Redis queue."""
 
     commands = {entry.name: entry for entry in (*OWN, *entry_points(group=GROUP))}
-    asked = words[:1] if words and words[0] in commands else sorted(commands)
-    for name in asked:
-        app.command(name)(_load(commands[name]))
+    if words and words[0] in commands:
+        app.command(words[0])(_load(commands[words[0]]))
+    else:
+        for name, entry in sorted(commands.items()):
+            app.command(name)(_listed(entry))
     return app
 
 
 def _load(entry: EntryPoint) -> Callable[..., None]:
-    """The command's function, or one that says which extra it lacks."""
+    """The command's function; NpufleetError naming the extra that it lacks."""
     try:
         command: Callable[..., None] = entry.load()
     except ImportError as error:
-        extra = entry.name if entry not in OWN else "cli"
-        return _missing(entry.name, reason=str(error), extra=extra)
+        raise NpufleetError(
+            f"`npufleet {entry.name}` cannot be loaded ({error}): "
+            f"pip install 'npufleet[{_extra(entry)}]'"
+        ) from error
     return command
 
 
-def _missing(name: str, *, reason: str, extra: str) -> Callable[..., None]:
-    def command() -> None:
-        message = f"`npufleet {name}` cannot be loaded ({reason}): pip install 'npufleet[{extra}]'"
-        raise NpufleetError(message)
+def _listed(entry: EntryPoint) -> Callable[..., None]:
+    """The same for `--help`, where a command that is not installed is listed as such."""
+    try:
+        return _load(entry)
+    except NpufleetError:
 
-    command.__doc__ = f"Not installed: pip install 'npufleet\\[{extra}]'."
-    return command
+        def command() -> None:
+            """Never called: a command is loaded by `_load` when it is asked for."""
+
+        command.__doc__ = f"Not installed: pip install 'npufleet\\[{_extra(entry)}]'."
+        return command
+
+
+def _extra(entry: EntryPoint) -> str:
+    return "cli" if entry in OWN else entry.name
