@@ -3,7 +3,7 @@
 The whole tree (code, status):
 
     NpufleetError                    internal                500
-    ├── RequestError                 bad_request             400   the caller's fault, never retryable
+    ├── RequestError                 bad_request             400   the caller's fault
     │   ├── InvalidJson              invalid_json            400
     │   ├── InvalidBase64            invalid_base64          400
     │   ├── InvalidImage             invalid_image           400
@@ -14,7 +14,7 @@ The whole tree (code, status):
     │   ├── InvalidId                invalid_id              400
     │   ├── InvalidParameter         invalid_parameter       400
     │   ├── UnknownField             unknown_field           400
-    │   ├── InvalidEntry             invalid_entry           400   a stream entry or body that cannot be read
+    │   ├── InvalidEntry             invalid_entry           400   cannot be read
     │   ├── UnsupportedVersion       unsupported_version     400   the wire version
     │   ├── ModelNotFound            model_not_found         404
     │   ├── VersionUnavailable       version_unavailable     404   the model's version
@@ -24,15 +24,15 @@ The whole tree (code, status):
     │   ├── IdConflict               id_conflict             409   a brought id with another body
     │   ├── PayloadTooLarge          payload_too_large       413
     │   └── UnsupportedMediaType     unsupported_media_type  415
-    ├── Overloaded                   queue_full              429   too many are waiting: later is fine
+    ├── Overloaded                   queue_full              429   too many are waiting
     ├── Cancelled                    cancelled               499
-    ├── ModelFailed                  model_failed            500   the model or its device refused the batch
-    ├── BodyMissing                  body_missing            500   the body_key of an entry holds nothing
-    ├── Unavailable                  unavailable             503   Redis is away or out of memory
+    ├── ModelFailed                  model_failed            500   or its device
+    ├── BodyMissing                  body_missing            500   nothing under body_key
+    ├── Unavailable                  unavailable             503   Redis is away, or full
     │   └── NoWorkers                no_workers              503
     ├── DeadlineExceeded             deadline_exceeded       504
-    ├── ConfigurationError           configuration           500   settings, model files: never on the wire
-    └── ConnectionLost               connection_lost         503   the outcome of a call is not known
+    ├── ConfigurationError           configuration           500   never on the wire
+    └── ConnectionLost               connection_lost         503   outcome not known
 
 Knows nothing of HTTP libraries, Redis or msgpack.
 """

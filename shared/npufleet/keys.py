@@ -22,7 +22,7 @@ DEFAULT_LANE = "normal"
 
 MAX_ID_LENGTH = 128
 
-_ID = re.compile(r"[A-Za-z0-9_.:-]{1,%d}" % MAX_ID_LENGTH)
+_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_ID_LENGTH}}}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _NOTIFY = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 

@@ -1,0 +1,140 @@
+"""What is known of the models of a fleet: their signatures, live workers and queue lengths.
+
+Workers publish it in Redis; this is the reading side, cached and refreshed in the background, which
+the gateway and the client share. Knows nothing of model files.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+from redis.asyncio import Redis
+
+from npufleet.errors import ModelNotFound, Unavailable
+from npufleet.keys import LANES, FleetKeys, check_model
+from npufleet.signature import Signature
+
+log = logging.getLogger(__name__)
+
+_MISS_PAUSE_S = 0.2
+"""At most one extra refresh per this long, however many ask for a model that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """One model now. `queued` counts the entries of each lane, waiting and in flight together."""
+
+    signature: Signature
+    workers: tuple[str, ...] = ()
+    queued: Mapping[str, int] = field(default_factory=dict)
+
+
+class Registry:
+    """The cached view; `live_s` is how old a heartbeat may be for its worker to count as live."""
+
+    def __init__(
+        self, client: Redis, *, prefix: str, live_s: float = 15.0, refresh_s: float = 2.0
+    ) -> None:
+        self._client = client
+        self._keys = FleetKeys(prefix)
+        self._live_s = live_s
+        self._refresh_s = refresh_s
+        self._states: Mapping[str, ModelState] = {}
+        self._read_at_s = float("-inf")
+        self._reading = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Reads once if the server can be reached, and then every `refresh_s`."""
+        self._task = asyncio.create_task(self._keep(), name="registry refresh")
+        with contextlib.suppress(Unavailable):
+            await self.refresh()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def get(self, model: str) -> ModelState:
+        """The model's state; ModelNotFound names the models that exist."""
+        state = self._states.get(model)
+        if state is not None:
+            return state
+        check_model(model)
+        async with self._reading:
+            if self._age_s() > _MISS_PAUSE_S:
+                await self._read()
+        state = self._states.get(model)
+        if state is None:
+            known = ", ".join(sorted(self._states)) or "none yet; no worker has registered one"
+            raise ModelNotFound(f"there is no model {model!r}; models: {known}")
+        return state
+
+    async def all(self) -> Mapping[str, ModelState]:
+        """All models by name, no older than the refresh interval while Redis can be reached."""
+        if not self._states:
+            async with self._reading:
+                if self._age_s() > _MISS_PAUSE_S:
+                    await self._read()
+        return self._states
+
+    async def refresh(self) -> None:
+        """Reads now; Unavailable when Redis cannot be reached."""
+        async with self._reading:
+            await self._read()
+
+    def _age_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._read_at_s
+
+    async def _keep(self) -> None:
+        failed = False
+        while True:
+            await asyncio.sleep(self._refresh_s)
+            try:
+                await self.refresh()
+                failed = False
+            except Unavailable as error:
+                if not failed:
+                    log.warning("cannot read the registry: %s", error)
+                failed = True
+
+    async def _read(self) -> None:
+        try:
+            names = sorted(map(_text, await self._client.smembers(self._keys.models)))
+            time_s, micros = await self._client.time()
+            now_ms = time_s * 1000 + micros // 1000
+            found = {name: await self._read_model(name, now_ms) for name in names}
+        except (redis.RedisError, OSError) as error:
+            raise Unavailable(f"cannot read from Redis: {error}", retry_after_s=1) from None
+        self._states = {name: state for name, state in found.items() if state is not None}
+        self._read_at_s = asyncio.get_running_loop().time()
+
+    async def _read_model(self, name: str, now_ms: int) -> ModelState | None:
+        keys = self._keys.model(name)
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.hget(keys.signature, "signature")
+        pipeline.zrangebyscore(keys.workers, now_ms - self._live_s * 1000, "+inf")
+        for lane in keys.lanes:
+            pipeline.xlen(lane)
+        answers: list[Any] = await pipeline.execute()
+        if answers[0] is None:
+            return None
+        try:
+            signature = Signature.from_json(answers[0])
+        except (ValueError, KeyError, TypeError):
+            log.warning("unreadable signature in the registry", extra={"model": name})
+            return None
+        return ModelState(
+            signature=signature,
+            workers=tuple(map(_text, answers[1])),
+            queued=dict(zip(LANES, answers[2:], strict=True)),
+        )
+
+
+def _text(raw: bytes | str) -> str:
+    return raw if isinstance(raw, str) else raw.decode()
