@@ -50,15 +50,19 @@ class EmbeddedServer:
         port: int | None = None,
         maxmemory_mb: int = 1024,
         binary: Path | None = None,
+        lock_limit_s: float = 5.0,
     ) -> None:
-        """`port` opens TCP on 127.0.0.1 besides the unix socket; `binary` overrides the search."""
+        """`port` opens TCP on 127.0.0.1 besides the unix socket; `binary` overrides the search.
+
+        A fleet that was killed takes a moment to be gone: `lock_limit_s` bounds the wait for it.
+        """
         self._binary = find_binary() if binary is None else binary
         self._folder = state.resolve() / "redis"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._socket = socket_path(state)
         self._port = port
         self._maxmemory_mb = maxmemory_mb
-        self._lock = _lock(state.resolve() / "lock")
+        self._lock = _lock(state.resolve() / "lock", limit_s=lock_limit_s)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -211,8 +215,8 @@ def _new_enough(version: str) -> bool:
     return (int(match[2]), int(match[3])) >= MINIMUM[match[1].lower()]
 
 
-def _lock(path: Path, limit_s: float = 5.0) -> int:
-    """Descriptor of the locked file; waits a little for a server that is just ending."""
+def _lock(path: Path, *, limit_s: float) -> int:
+    """Descriptor of the locked file; ConfigurationError when another process keeps it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     end = time.monotonic() + limit_s
     while True:

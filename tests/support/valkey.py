@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,13 @@ def connect(url: str) -> "redis.Redis":
     return redis.Redis.from_url(
         url, protocol=2, retry=Retry(NoBackoff(), 0), socket_timeout=10, socket_connect_timeout=5
     )
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -69,5 +77,7 @@ def _answers(url: str, process: "subprocess.Popen[bytes]") -> bool:
     with connect(url) as client:
         try:
             return bool(client.ping())
+        except redis.AuthenticationError:
+            return True
         except redis.ConnectionError:
             return False
