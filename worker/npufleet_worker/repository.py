@@ -17,13 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from npufleet import keys
 from npufleet.errors import ConfigurationError, ModelNotFound
 from npufleet.signature import Limits, Signature, TensorSpec, shape_text
+from npufleet_worker.backends import BY_SUFFIX
 from npufleet_worker.classification import Classification
 from npufleet_worker.images import ImageSpec
 
 FILE = "model.toml"
 LABELS = "labels.txt"
-SUFFIXES: Mapping[str, str] = {".onnx": "onnx", ".om": "acl", ".pt": "torch", ".pth": "torch"}
-"""Suffixes of model files, and the backend that takes each."""
 
 MAX_BATCH = 4096
 
@@ -277,19 +276,19 @@ def _model_file(folder: Path, backend: str | None) -> tuple[int, Path]:
         raise ConfigurationError(
             f"{newest} holds {names}: remove all but one, or choose with executor.backend"
         )
-    wanted = ", ".join(f"model{suffix}" for suffix in SUFFIXES if _takes(backend, suffix))
+    wanted = ", ".join(f"model{suffix}" for suffix in BY_SUFFIX if _takes(backend, suffix))
     raise ConfigurationError(f"{newest} has no model file: put one of {wanted} there")
 
 
 def _takes(backend: str | None, suffix: str) -> bool:
     if backend is None or ":" in backend:
-        return suffix in SUFFIXES
-    if backend not in SUFFIXES.values():
-        known = ", ".join(sorted(set(SUFFIXES.values())))
+        return suffix in BY_SUFFIX
+    if backend not in BY_SUFFIX.values():
+        known = ", ".join(sorted(set(BY_SUFFIX.values())))
         raise ConfigurationError(
             f"executor.backend is {backend!r}: use one of {known}, or module:Class"
         )
-    return SUFFIXES.get(suffix) == backend
+    return BY_SUFFIX.get(suffix) == backend
 
 
 def _limits(file: _File) -> Limits:
