@@ -1,0 +1,150 @@
+"""One gateway process: connects, listens, and on SIGTERM finishes what it has begun.
+
+Knows nothing of other processes that may listen on the same port.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import secrets
+import signal
+import time
+
+import redis.asyncio
+import uvloop
+from aiohttp import web
+
+from npufleet.endpoint import client
+from npufleet.errors import ConfigurationError, Unavailable
+from npufleet.exchange import Exchange
+from npufleet.registry import Registry
+from npufleet.server import check_async
+from npufleet.settings import Settings
+from npufleet_gateway.admission import Admission
+from npufleet_gateway.app import build
+
+log = logging.getLogger(__name__)
+
+_REACH_LIMIT_S = 30.0
+"""How long a Redis that is not there yet is waited for at start."""
+
+_KEEPALIVE_S = 75.0
+_LINGER_S = 5.0
+"""How long the rest of a refused body is read, so that the client sees the refusal."""
+
+_BACKLOG = 1024
+
+
+def run(settings: Settings, *, reuse_port: bool = False) -> None:
+    """Serve until SIGTERM or SIGINT; a second signal ends the process at once.
+
+    Raises ConfigurationError for a port in use or a server that will not do, and Unavailable when
+    Redis cannot be reached.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, reuse_port=reuse_port))
+
+
+async def _serve(settings: Settings, *, reuse_port: bool) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, _on_signal, stop)
+    url = settings.redis_url
+    if url is None:
+        raise ConfigurationError(
+            "the gateway needs a Redis: --redis URL or NPUFLEET_REDIS_URL "
+            "(`npufleet up` starts one of its own)"
+        )
+    name = f"gateway-{os.getpid()}-{secrets.token_hex(6)}"
+    redis_client = client(url, timeout_s=settings.connect_timeout_s)
+    try:
+        await _reach(redis_client, url, stop)
+        registry = Registry(redis_client, prefix=settings.prefix)
+        exchange = Exchange(
+            url, prefix=settings.prefix, name=name, connect_timeout_s=settings.connect_timeout_s
+        )
+        await exchange.start()
+        await registry.start()
+        try:
+            await _listen(settings, exchange, registry, stop=stop, reuse_port=reuse_port)
+        finally:
+            await registry.close()
+            await exchange.close()
+    finally:
+        await redis_client.aclose()
+
+
+async def _reach(redis_client: redis.asyncio.Redis, url: str, stop: asyncio.Event) -> None:
+    """Wait until the server answers, within the limit, and check that it will do."""
+    end_s = time.monotonic() + _REACH_LIMIT_S
+    told = False
+    while True:
+        try:
+            return await check_async(redis_client, url)
+        except Unavailable as error:
+            if time.monotonic() > end_s or stop.is_set():
+                raise
+            if not told:
+                log.warning("%s; trying for %d s", error, _REACH_LIMIT_S)
+            told = True
+        await asyncio.sleep(0.5)
+
+
+async def _listen(
+    settings: Settings,
+    exchange: Exchange,
+    registry: Registry,
+    *,
+    stop: asyncio.Event,
+    reuse_port: bool,
+) -> None:
+    gateway = build(settings, exchange, registry)
+    runner = web.AppRunner(
+        gateway.app,
+        access_log=None,
+        handler_cancellation=True,  # a client that leaves cancels its request
+        keepalive_timeout=_KEEPALIVE_S,
+        lingering_time=_LINGER_S,
+        shutdown_timeout=settings.drain_s,
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(
+            runner, settings.host, settings.port, backlog=_BACKLOG, reuse_port=reuse_port
+        )
+        try:
+            await site.start()
+        except OSError as error:
+            raise _refusal(settings, error) from None
+        host, port = runner.addresses[0][:2]
+        shown_host = f"[{host}]" if ":" in host else host
+        log.info("gateway listening on http://%s:%d", shown_host, port)
+        await stop.wait()
+        log.info("gateway draining", extra={"in_flight": gateway.admission.in_flight})
+    finally:
+        await _drain(runner, gateway.admission)
+
+
+async def _drain(runner: web.AppRunner, admission: Admission) -> None:
+    """Take nothing new, and give what was begun its time."""
+    admission.draining = True
+    await runner.cleanup()
+    log.info("gateway stopped", extra={"unfinished": admission.in_flight})
+
+
+def _on_signal(stop: asyncio.Event) -> None:
+    if stop.is_set():
+        log.warning("a second signal: ending at once")
+        os._exit(1)
+    stop.set()
+
+
+def _refusal(settings: Settings, error: OSError) -> ConfigurationError:
+    where = f"{settings.host}:{settings.port}"
+    if error.errno != errno.EADDRINUSE:
+        return ConfigurationError(f"cannot listen on {where}: {error}")
+    return ConfigurationError(
+        f"port {settings.port} on {settings.host} is in use: stop what uses it, or choose another "
+        f"with --port {settings.port + 1}"
+    )
