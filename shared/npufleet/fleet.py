@@ -2,10 +2,11 @@
 
 Started in that order, ended in the reverse one; a child that dies is started again. Children are
 tied to this process, so nothing outlives it. Knows nothing of what children do beyond their
-command lines and the gateway's `/readyz`; how it all is shown is the caller's.
+command lines and whether their pages say that they are ready; how it all is shown is the caller's.
 """
 
 import asyncio
+import contextlib
 import errno
 import http
 import http.client
@@ -17,7 +18,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from npufleet.child import Child, Program, Restarts
@@ -48,10 +50,16 @@ class Fleet:
         another fleet has it or when that Redis will not do.
         """
         self._settings = settings
-        self._port = port
+        worker_ports = _worker_ports(settings)
+        # Pages that answer 200 once the fleet is ready. The gateway's /health says that a model
+        # is served, which none is where no worker was asked for.
+        page = "/health" if worker_ports else "/readyz"
+        self._pages = [(settings.worker_http_host, number, "/readyz") for number in worker_ports]
+        self._pages.append((settings.host, port, page))
         self._server = _embedded(settings)
         self.redis_url = self._server.url if self._server else str(settings.redis_url)
-        workers, gateways = programs(settings, redis_url=self.redis_url, port=port)
+        workers = _workers(settings, redis_url=self.redis_url, ports=worker_ports)
+        gateways = [_gateway(settings, redis_url=self.redis_url, port=port)]
         # In the order of starting, each kind ended before the one it depends on.
         self._kinds = [
             [Child(program, on_line) for program in kind] for kind in (workers, gateways)
@@ -101,15 +109,17 @@ class Fleet:
             stopped.cancel()
 
     async def _ready(self, limit_s: float) -> None:
+        """Wait until every worker is ready and the gateway sees a model that is served."""
         end = time.monotonic() + limit_s
-        while True:
-            status = await asyncio.to_thread(_status, self._settings.host, self._port, "/readyz")
-            if status == http.HTTPStatus.OK:
-                return
-            if time.monotonic() > end:
-                said = f"/readyz answers {status}" if status else "nothing answers"
-                raise NpufleetError(f"not ready after {limit_s:.0f} s: {said} on port {self._port}")
-            await asyncio.sleep(0.1)
+        for host, port, path in self._pages:
+            while True:
+                answer = await asyncio.to_thread(_get, reachable(host), port, path)
+                if answer.status == http.HTTPStatus.OK:
+                    break
+                if time.monotonic() > end:
+                    page = f"http://{reachable(host)}:{port}{path}"
+                    raise NpufleetError(f"not ready after {limit_s:.0f} s: {page} {answer.said}")
+                await asyncio.sleep(0.1)
 
     def _on_signal(self) -> None:
         if not self._stop.is_set():
@@ -166,48 +176,74 @@ async def _keep_server(server: EmbeddedServer) -> None:
         await asyncio.to_thread(server.wait_ready)
 
 
-def programs(
-    settings: Settings, *, redis_url: str, port: int
-) -> tuple[list[Program], list[Program]]:
-    """The workers and the gateways that `settings` ask for."""
-    explicit = settings.model_dump(mode="json", include=settings.model_fields_set)
-    given = explicit | {
-        "redis_url": redis_url,
-        "models": settings.models.resolve(),
-        "state": settings.state.resolve(),
-        "port": port,
-        # Of several workers on one machine only one could have the default port.
-        "worker_http_port": explicit.get("worker_http_port", 0) if settings.workers == 1 else 0,
-    }
+def _workers(settings: Settings, *, redis_url: str, ports: Sequence[int]) -> list[Program]:
     base = settings.worker_name or re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname()) or "local"
-    workers = [
+    return [
         Program(
             name=f"worker-{number}",
             command=(*_PYTHON, "worker"),
-            environ=_environ(given | {"worker_name": f"{base}-{number}"}),
+            environ=_environ(
+                settings,
+                redis_url=redis_url,
+                worker_name=f"{base}-{number}",
+                worker_http_port=port,
+            ),
         )
-        for number in range(1, settings.workers + 1)
+        for number, port in enumerate(ports, start=1)
     ]
-    gateway = (*_PYTHON, "gateway", "--processes", str(settings.gateways))
-    return workers, [Program(name="gateway", command=gateway, environ=_environ(given))]
+
+
+def _gateway(settings: Settings, *, redis_url: str, port: int) -> Program:
+    command = (*_PYTHON, "gateway", "--processes", str(settings.gateways))
+    return Program("gateway", command, _environ(settings, redis_url=redis_url, port=port))
 
 
 def free_port(settings: Settings) -> int:
     """The gateway's port, known to be free; ConfigurationError with the way out if it is not."""
+    with _bound(settings.host, settings.port, option="--port") as probe:
+        return int(probe.getsockname()[1])
+
+
+def _worker_ports(settings: Settings) -> list[int]:
+    """A port for each worker's own pages: the setting's and those after it, if they are free.
+
+    Where nobody asked for these ports, any others will do.
+    """
+    asked = "worker_http_port" in settings.model_fields_set
+    ports: list[int] = []
+    # All held until the last is chosen, so that no two are the same.
+    with contextlib.ExitStack() as held:
+        for number in range(settings.workers):
+            wanted = settings.worker_http_port and settings.worker_http_port + number
+            host = settings.worker_http_host
+            try:
+                probe = _bound(host, wanted, option="NPUFLEET_WORKER_HTTP_PORT")
+            except ConfigurationError:
+                if asked:
+                    raise
+                probe = _bound(host, 0, option="NPUFLEET_WORKER_HTTP_HOST")
+            ports.append(int(held.enter_context(probe).getsockname()[1]))
+    return ports
+
+
+def _bound(host: str, port: int, *, option: str) -> socket.socket:
+    """A socket on that address; ConfigurationError naming `option` when it cannot be had."""
+    probe: socket.socket | None = None
     try:
-        family = socket.getaddrinfo(settings.host, None, type=socket.SOCK_STREAM)[0][0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((settings.host, settings.port))
-            return int(probe.getsockname()[1])
+        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+        probe = socket.socket(family, socket.SOCK_STREAM)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            where = f"{settings.host}:{settings.port}"
-            raise ConfigurationError(f"cannot listen on {where}: {error}") from None
-    raise ConfigurationError(
-        f"port {settings.port} on {settings.host} is in use: stop what uses it, or choose another "
-        f"with --port {settings.port + 1}"
-    )
+        if probe is not None:
+            probe.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigurationError(
+                f"port {port} on {host} is in use: stop what uses it, or choose another with "
+                f"{option} {port + 1}"
+            ) from None
+        raise ConfigurationError(f"cannot listen on {host}:{port}: {error}") from None
+    return probe
 
 
 def _embedded(settings: Settings) -> EmbeddedServer | None:
@@ -220,19 +256,31 @@ def _embedded(settings: Settings) -> EmbeddedServer | None:
     return None
 
 
-def _environ(settings: Mapping[str, object]) -> dict[str, str]:
-    own = {f"{PREFIX}{name.upper()}": str(value) for name, value in settings.items()}
-    return {**os.environ, **own}
+def _environ(settings: Settings, **own: object) -> dict[str, str]:
+    """This environment, the settings that were given anywhere, and `own` over both."""
+    given = settings.model_dump(mode="json", include=settings.model_fields_set)
+    given |= {"models": settings.models.resolve(), "state": settings.state.resolve(), **own}
+    return {**os.environ, **{f"{PREFIX}{name.upper()}": str(given[name]) for name in given}}
 
 
-def _status(host: str, port: int, path: str) -> int | None:
-    """HTTP status of one GET; None while nothing answers."""
-    connection = http.client.HTTPConnection(reachable(host), port, timeout=2)
+@dataclass(frozen=True)
+class _Answer:
+    """What a GET brought: `status` is None while nothing answers; `said` is for people."""
+
+    status: int | None
+    said: str
+
+
+def _get(host: str, port: int, path: str) -> _Answer:
+    # Not urllib: it would go through a proxy that the environment names.
+    connection = http.client.HTTPConnection(host, port, timeout=2)
     try:
         connection.request("GET", path)
-        return connection.getresponse().status
+        response = connection.getresponse()
+        text = response.read(4096).decode(errors="replace").strip()
+        return _Answer(response.status, f"answers {response.status}: {text}")
     except (OSError, http.client.HTTPException):
-        return None
+        return _Answer(None, "does not answer")
     finally:
         connection.close()
 

@@ -61,8 +61,11 @@ def up(
     options |= {"workers": workers, "redis_url": redis, "state": state}
     settings = load(options)
     logs.setup(settings.log_level, settings.log_format)
-    if not settings.models.is_dir():
-        raise ConfigurationError(f"there is no folder {settings.models}: name one with --models")
+    if not any(settings.models.glob("*/*/model.*")):
+        raise ConfigurationError(
+            f"no model in {settings.models}: --models names a folder that holds "
+            "<name>/<version>/model.onnx"
+        )
     chosen_port = free_port(settings)
     fleet = Fleet(settings, port=chosen_port, on_line=_printer(json=settings.log_format == "json"))
     begun = time.monotonic()
