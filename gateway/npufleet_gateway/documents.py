@@ -120,8 +120,8 @@ def _parsed(body: bytes) -> dict[str, Any]:
 
 
 def _reason(error: orjson.JSONDecodeError) -> str:
-    # What orjson says of a document that nests deeper than its limit
-    if "allocate" in error.msg or "recursion" in error.msg:
+    # What orjson says, by version, of a document that nests deeper than its limit
+    if any(word in error.msg for word in ("depth", "recursion", "allocate")):
         return f"it nests too deep (character {error.pos})"
     return str(error)
 
