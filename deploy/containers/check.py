@@ -80,9 +80,8 @@ def check_redis(url: str, folder: Path) -> None:
     with Client(url) as client:
         for image, expected in samples(folder):
             answer = client.infer(MODEL, image)
-            (prediction,) = answer.predictions
-            check_prediction(image.name, prediction, expected=expected)
-            report(image.name, prediction, by=f"Redis, worker {answer.worker}")
+            check_prediction(image.name, answer.prediction, expected=expected)
+            report(image.name, answer.prediction, by=f"Redis, worker {answer.worker}")
 
 
 def check_spread(
