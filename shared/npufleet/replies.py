@@ -64,6 +64,7 @@ class Replies:
         self._waiters: dict[str, list[Waiter]] = defaultdict(list)
         self._abandoned: OrderedDict[str, str] = OrderedDict()
         self._kick = asyncio.Event()
+        self._dozing = False
         self._last_push_s = 0.0
         self._task: asyncio.Task[None] | None = None
         self._subscriber = Link(
@@ -92,6 +93,9 @@ class Replies:
         """A waiter, from now on. `look_now`: the reply may be there already."""
         waiter = Waiter(model, wire_id, asyncio.get_running_loop().time())
         self._waiters[wire_id].append(waiter)
+        if self._dozing:
+            self._dozing = False
+            self._kick.set()
         if look_now:
             self.look_now(waiter)
         return waiter
@@ -172,7 +176,8 @@ class Replies:
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SWEEP_S if self._waiters else _PING_S):
+                self._dozing = not self._waiters
+                async with asyncio.timeout(_PING_S if self._dozing else _SWEEP_S):
                     await self._kick.wait()
             self._kick.clear()
             self._check_subscriber(loop.time())
