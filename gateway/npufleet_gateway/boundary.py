@@ -25,6 +25,7 @@ MODEL = web.RequestKey("model", str)
 """Key of the name of the model that a request was for, once it is known to exist."""
 
 _CLIENT_LEFT = "client_left"
+_BROKEN_BODY = (web.RequestPayloadError, HttpProcessingError, ClientError)
 
 
 class Boundary:
@@ -67,9 +68,12 @@ class Boundary:
         except Exception as problem:  # noqa: BLE001  # the edge of a request: one form for all
             error = self._translated(problem, request)
             code = error.code
-            headers = dict(getattr(problem, "headers", None) or {})
-            allow = {"Allow": headers["Allow"]} if "Allow" in headers else {}
-            return error_response(error, request_id=request[REQUEST_ID], headers=allow)
+            response = error_response(error, request_id=request[REQUEST_ID])
+            if isinstance(problem, web.HTTPMethodNotAllowed):
+                response.headers["Allow"] = problem.headers["Allow"]
+            if isinstance(problem, _BROKEN_BODY):
+                _give_up_connection(request, response)
+            return response
         finally:
             if request.method == "POST":
                 self._metrics.answered(
@@ -92,8 +96,9 @@ class Boundary:
                 return MethodNotAllowed(
                     f"{request.path[:80]} takes {allowed}, not {request.method}"
                 )
-            case web.RequestPayloadError() | HttpProcessingError() | ClientError():
-                return RequestError(f"the body cannot be read: {str(problem)[:120]}")
+            case problem if isinstance(problem, _BROKEN_BODY):
+                reason = (str(problem) or type(problem).__name__).splitlines()[-1].strip()
+                return RequestError(f"the body cannot be read: {reason[:120]}")
             case web.HTTPException() if problem.status < 500:
                 return RequestError(problem.reason)
         log.error(
@@ -104,9 +109,14 @@ class Boundary:
         return NpufleetError("an internal error; the gateway's log has it under this request_id")
 
 
-def error_response(
-    error: NpufleetError, *, request_id: str, headers: dict[str, str] | None = None
-) -> web.Response:
+def _give_up_connection(request: web.Request, response: web.Response) -> None:
+    """End a connection in order whose next request cannot be found after a broken body."""
+    response.force_close()
+    # Else the library reads on, fails again and logs a traceback that any client can cause.
+    request.content.feed_eof()
+
+
+def error_response(error: NpufleetError, *, request_id: str) -> web.Response:
     retry_after = answers.retry_after(error)
     return web.Response(
         status=error.status,
@@ -115,6 +125,5 @@ def error_response(
         headers={
             "X-Request-Id": request_id,
             **({"Retry-After": retry_after} if retry_after else {}),
-            **(headers or {}),
         },
     )
