@@ -4,6 +4,7 @@
 Knows nothing of Redis connections, clocks or models.
 """
 
+import contextlib
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
@@ -121,6 +122,13 @@ def parse_entry(fields: Sequence[bytes], *, body_prefix: str) -> Entry:
         brought=found.get(b"brought") == b"1",
         **texts,
     )
+
+
+def usable_id(fields: Sequence[bytes]) -> str | None:
+    """The id in an entry that cannot be read otherwise, so that its sender gets to know why."""
+    with contextlib.suppress(NpufleetError, KeyError):
+        return keys.check_id(_text(dict(zip(fields[::2], fields[1::2], strict=True)), "id"))
+    return None
 
 
 def _text(found: Mapping[bytes, bytes], name: str) -> str:

@@ -122,6 +122,14 @@ def test_a_bad_entry_says_what_is_wrong(
     assert len(caught.value.message) < 300
 
 
+def test_a_bad_entry_with_a_good_id_is_answered_under_it() -> None:
+    """Its sender waits there; only where there is no such id is the stream's own taken."""
+    assert wire.usable_id(fields(v=b"2")) == "a1"
+    assert wire.usable_id(fields(body=None, timeout_ms=b"x")) == "a1"
+    for bad in (None, b"", b"a b", b"\xff"):
+        assert wire.usable_id(fields(id=bad)) is None
+
+
 @given(
     st.dictionaries(
         st.sampled_from([f.name.encode() for f in dataclasses.fields(Entry)] + [b"v"])
