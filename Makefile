@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
-# Debian packages that the system tests want.
-SYSTEM_PACKAGES := redis-server redis-tools nodejs
+# Debian packages that the system tests want.  RUNLEVEL=1 below: they start no service.
+SYSTEM_PACKAGES := redis-server redis-tools openssl nodejs
 
 .DEFAULT_GOAL := help
 .PHONY: help venv run demo test test-system check format containers clean
@@ -40,8 +40,13 @@ test-system: venv ## install Debian packages (redis-server, node, ...) and run t
 	elif dpkg -s $(SYSTEM_PACKAGES) >/dev/null 2>&1; then echo "packages are installed already"; \
 	else sudo=$$(test "$$(id -u)" = 0 || echo sudo); \
 	  $$sudo apt-get update -qq && \
-	  DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 $$sudo apt-get install -y -qq --no-install-recommends $(SYSTEM_PACKAGES) >/dev/null; fi
+	  $$sudo env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+	    apt-get install -y -qq --no-install-recommends $(SYSTEM_PACKAGES) >/dev/null; fi
 	@$(BIN)/python -m pytest -m system $(PYTEST_ARGS)
+	@echo "==> the integration tests again, on Debian's Redis rather than on Valkey"
+	@redis=$$(command -v redis-server) || { echo "skipped: no redis-server here"; test "$$CI" != true; exit; }; \
+	  NPUFLEET_TEST_REDIS_BINARY=$$redis $(BIN)/python -m pytest tests/integration \
+	    -m "not system and not containers" -n auto --dist worksteal $(PYTEST_ARGS)
 
 check: venv ## formatting, lint, types and the direction of imports; changes no file
 	@echo "==> ruff format --check, ruff check, mypy --strict, import contracts"

@@ -33,10 +33,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit("error: the command line needs an extra: pip install 'npufleet[cli]'")
     try:
         _app(words)(args=words, prog_name="npufleet")
-    except NpufleetError as error:
-        if os.environ.get("NPUFLEET_DEBUG") == "1":
+    except (NpufleetError, ModuleNotFoundError) as error:
+        if os.environ.get("NPUFLEET_DEBUG") == "1" or _is_ours(error):
             raise
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {_sentence(error, words)}")
 
 
 def _app(words: list[str]) -> Callable[..., Any]:
@@ -63,39 +63,43 @@ def _app(words: list[str]) -> Callable[..., Any]:
     ) -> None:
         """Model inference as a fleet of workers on a Redis queue."""
 
-    commands = {entry.name: entry for entry in (*OWN, *entry_points(group=GROUP))}
+    commands = _commands()
     if words and words[0] in commands:
-        app.command(words[0])(_load(commands[words[0]]))
+        app.command(words[0])(commands[words[0]].load())
     else:
         for name, entry in sorted(commands.items()):
             app.command(name)(_listed(entry))
     return app
 
 
-def _load(entry: EntryPoint) -> Callable[..., None]:
-    """The command's function; NpufleetError naming the extra that it lacks."""
-    try:
-        command: Callable[..., None] = entry.load()
-    except ImportError as error:
-        raise NpufleetError(
-            f"`npufleet {entry.name}` cannot be loaded ({error}): "
-            f"pip install 'npufleet[{_extra(entry)}]'"
-        ) from error
-    return command
+def _commands() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in (*OWN, *entry_points(group=GROUP))}
 
 
 def _listed(entry: EntryPoint) -> Callable[..., None]:
-    """The same for `--help`, where a command that is not installed is listed as such."""
+    """The command for `--help`, where one that lacks its extra is listed as such."""
     try:
-        return _load(entry)
-    except NpufleetError:
+        command: Callable[..., None] = entry.load()
+    except ModuleNotFoundError:
 
         def command() -> None:
-            """Never called: a command is loaded by `_load` when it is asked for."""
+            """Never called: the one that is asked for is loaded in earnest."""
 
         command.__doc__ = f"Not installed: pip install 'npufleet\\[{_extra(entry)}]'."
-        return command
+    return command
 
 
-def _extra(entry: EntryPoint) -> str:
-    return "cli" if entry in OWN else entry.name
+def _is_ours(error: Exception) -> bool:
+    """Whether a module of npufleet itself is missing, which no extra will bring."""
+    return isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("npufleet")
+
+
+def _sentence(error: Exception, words: list[str]) -> str:
+    if not isinstance(error, ModuleNotFoundError):
+        return str(error)
+    entry = _commands().get(words[0] if words else "")
+    return f"{error}, which comes with an extra: pip install 'npufleet[{_extra(entry)}]'"
+
+
+def _extra(entry: EntryPoint | None) -> str:
+    return "cli" if entry is None or entry in OWN else entry.name
