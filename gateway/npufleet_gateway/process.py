@@ -4,12 +4,14 @@ Knows nothing of other processes that may listen on the same port.
 """
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
 import secrets
 import signal
 import time
+from collections.abc import Awaitable
 
 import redis.asyncio
 import uvloop
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 _REACH_LIMIT_S = 30.0
 """How long a Redis that is not there yet is waited for at start."""
 
+_CLOSE_LIMIT_S = 3.0
 _KEEPALIVE_S = 75.0
 _LINGER_S = 5.0
 """How long the rest of a refused body is read, so that the client sees the refusal."""
@@ -69,10 +72,17 @@ async def _serve(settings: Settings, *, reuse_port: bool) -> None:
         try:
             await _listen(settings, exchange, registry, stop=stop, reuse_port=reuse_port)
         finally:
-            await registry.close()
-            await exchange.close()
+            await _within_limit(registry.close())
+            await _within_limit(exchange.close())
     finally:
-        await redis_client.aclose()
+        await _within_limit(redis_client.aclose())
+
+
+async def _within_limit(closing: Awaitable[None]) -> None:
+    """Close, but not for ever: redis-py now and then loses the cancellation of a read."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_LIMIT_S):
+            await closing
 
 
 async def _reach(redis_client: redis.asyncio.Redis, url: str, stop: asyncio.Event) -> None:

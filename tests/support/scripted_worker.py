@@ -53,7 +53,9 @@ async def scripted_worker(
     try:
         yield worker
     finally:
-        task.cancel()
+        while not task.done():  # redis-py now and then loses the cancellation of a read
+            task.cancel()
+            await asyncio.wait([task], timeout=1)
         with contextlib.suppress(asyncio.CancelledError):
             await task
         await redis.aclose()
