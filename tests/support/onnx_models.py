@@ -52,5 +52,5 @@ def save_identity(path: Path, kind: int, shape: Shape) -> Path:
 def save_batch_mean(path: Path) -> Path:
     """x FP32 [N, 4] -> y FP32 [1, 4]: a model that mixes its rows, which no batch may do."""
     node = helper.make_node("ReduceMean", ["x"], ["y"], axes=[0], keepdims=1)
-    kind, shape = TensorProto.FLOAT, ["N", 4]
-    return save(path, [node], {"x": (kind, shape)}, {"y": (kind, [1, 4])})
+    kind = TensorProto.FLOAT
+    return save(path, [node], {"x": (kind, ("N", 4))}, {"y": (kind, (1, 4))})

@@ -37,6 +37,18 @@ def test_blocks_never_overlap_and_all_memory_comes_back(steps: list[tuple[int, i
     arena.close()
 
 
+def test_arrays_outlive_their_arena() -> None:
+    """A reply may still be on its way out when a worker closes."""
+    arena = Arena(1024)
+    block = arena.allocate(8)
+    assert block is not None
+    array = arena.array(block, "<i4", (2,))
+    array[:] = [1, 2]
+    arena.close()
+    del arena
+    assert array.tolist() == [1, 2]
+
+
 def test_a_full_arena_says_so_and_stays_usable() -> None:
     """The bound holds: the caller waits and tries again."""
     arena = Arena(256)
@@ -86,8 +98,9 @@ def test_what_is_written_is_seen_through_the_window() -> None:
         seen[0] = 1
     with pytest.raises((ValueError, TypeError)):
         window.array(1024, "<i4", (2,))
-    del seen
+    arena.array(block, "<i4", (2,))[0] = 9
     arena.close()
+    assert seen.tolist() == [9, 8]
 
 
 def test_the_kernel_refuses_an_executor_that_would_write_inputs() -> None:

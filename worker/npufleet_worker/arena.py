@@ -19,6 +19,9 @@ from npufleet.tensors import Array
 
 ALIGNMENT = 64
 
+# Mappings are never closed by hand: an array of numpy keeps its mapping alive, but does not keep
+# `mmap.close` from pulling the memory away under it.
+
 _F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; Python names it from 3.13 on
 
 
@@ -86,8 +89,7 @@ class Arena:
         return np.ndarray(shape, dtype, buffer=self._memory, offset=block.offset)
 
     def close(self) -> None:
-        """Let go of the memory; arrays that are still about keep it until they go."""
-        _close(self._memory)
+        """Close the descriptor. The memory goes with the last array and the arena itself."""
         os.close(self.fd)
 
 
@@ -136,10 +138,8 @@ class Region:
         return np.ndarray(shape, dtype, buffer=self._memory, offset=offset)
 
     def close(self) -> None:
-        """Let go of the memory; arrays that are still about keep it until they go."""
-        if self._memory is not None:
-            _close(self._memory)
-            self._memory = None
+        """Close the descriptor; arrays that are still about keep the memory until they go."""
+        self._memory = None
         os.close(self.fd)
 
 
@@ -153,8 +153,3 @@ def _seal(fd: int) -> None:
     with suppress(OSError):  # a kernel without it is still right, only not proof against bugs
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)
-
-
-def _close(memory: mmap.mmap) -> None:
-    with suppress(BufferError):  # an array still looks at it: it closes with the last of them
-        memory.close()
