@@ -121,6 +121,10 @@ class Fleet:
                     raise NpufleetError(f"not ready after {limit_s:.0f} s: {page} {answer.said}")
                 await asyncio.sleep(0.1)
 
+    def stop(self) -> None:
+        """Have `run` stop everything and return, as a first signal does."""
+        self._stop.set()
+
     def _on_signal(self) -> None:
         if not self._stop.is_set():
             self._stop.set()

@@ -14,7 +14,6 @@ from typing import Any, Self
 
 from npufleet.errors import ConfigurationError
 
-
 _BEGIN = b'{"file": "'
 
 
@@ -60,7 +59,10 @@ class Journal:
         line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
         raw = line.encode(errors="surrogateescape")
         assert raw.startswith(_BEGIN), "a record names its file first"
-        os.write(self._descriptor, raw)
+        try:
+            os.write(self._descriptor, raw)
+        except OSError as error:
+            raise ConfigurationError(f"cannot write to {self._path}: {error.strerror}") from None
 
     def _close(self) -> None:
         if self._descriptor >= 0:
