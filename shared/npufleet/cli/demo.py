@@ -112,7 +112,7 @@ async def _ask_a_fleet(settings: "Settings", pictures: Sequence[str]) -> list[An
         return asking[0].result()
     except (NpufleetError, OSError) as error:
         print("\n".join(said), file=sys.stderr)
-        raise NpufleetError(f"no demo: {error or type(error).__name__}") from error
+        raise NpufleetError(f"no demo: {str(error) or type(error).__name__}") from error
 
 
 async def _ask(
