@@ -1,0 +1,310 @@
+"""When a batch goes and what is in it. Pure: the clock (monotonic seconds) is always passed in.
+
+A full batch is due at once. A smaller one stays open, growing, until the device is free, and is due
+then when its oldest row has waited `max_wait_ms` since it arrived, when a deadline would otherwise
+be missed, or, under an adaptive policy, when waiting for the next row does not pay.
+
+Waiting pays while what it costs is less than what it saves: going now makes the next row wait for
+a whole run, staying makes all rows that are here, and that one, wait until it comes. So a batch of
+n rows stays open while (n + 1) * expected wait < run time, and no longer than twice that wait after
+the last sign of life. The expected wait is measured: from the rate of arrivals, or from the rows
+in decode and how long decoding takes. Knows nothing of requests, tensors, devices or Redis.
+"""
+
+import bisect
+import math
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Generic, TypeVar
+
+Payload = TypeVar("Payload")
+
+LANES = 3
+
+SHARE = 0.05
+"""Of the rows that go, the part that each lane below the highest gets when it has rows waiting."""
+
+_RATE_WINDOW_S = 1.0
+_SMOOTHING = 0.2
+_PATIENCE = 2.0
+_LAUNCH_S = 0.002
+"""What handing over and answering take on top of the run, when a deadline is near."""
+_EPSILON_S = 1e-6
+"""Timers fire this much early, and must still find the batch due."""
+
+_by_arrival = attrgetter("arrival_s")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPolicy:
+    """Sizes in rows. Without `adaptive`, a batch that is not full always waits its time."""
+
+    max_batch_size: int
+    max_wait_ms: float
+    adaptive: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item(Generic[Payload]):
+    """One request: `rows` of at most max_batch_size, `lane` 0 (high) to 2 (low).
+
+    Times are monotonic seconds; the arrival may be long past. Only items of equal `key` (version,
+    inputs, dtypes, row shapes) share a batch.
+    """
+
+    rows: int
+    arrival_s: float
+    deadline_s: float | None
+    lane: int
+    key: Hashable
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[Payload]):
+    """Items of one key, in the order of their rows."""
+
+    items: tuple[Item[Payload], ...]
+    rows: int
+    key: Hashable
+
+
+def gear_for(rows: int, gears: Sequence[int], min_batch_size: int = 1) -> int:
+    """The rows to run: the smallest of the ascending gears that holds both, or their maximum."""
+    wanted = max(rows, min_batch_size)
+    return next((gear for gear in gears if gear >= wanted), wanted)
+
+
+class Batcher(Generic[Payload]):
+    """The requests that wait for a batch, of one model."""
+
+    def __init__(self, policy: BatchPolicy) -> None:
+        self._policy = policy
+        self._groups: dict[Hashable, _Group[Payload]] = {}
+        self._arrivals = Arrivals()
+        self._runs = RunTimes()
+        self._owed = [0.0] * LANES
+        self.rows = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._groups.values()))
+
+    def add(self, item: Item[Payload], now_s: float) -> None:
+        """Take an item; ValueError for one that no batch can hold."""
+        if not 1 <= item.rows <= self._policy.max_batch_size:
+            raise ValueError(f"{item.rows} rows never fit {self._policy}")
+        self._groups.setdefault(item.key, _Group(item.key)).add(item)
+        self.rows += item.rows
+        self._arrivals.came(item.rows, now_s)
+
+    def expect(self, now_s: float) -> None:
+        """A request is being decoded: it counts as about to come."""
+        self._arrivals.expect(now_s)
+
+    def unexpect(self, now_s: float) -> None:
+        """One that was expected has been added, or will not come."""
+        self._arrivals.unexpect(now_s)
+
+    def observe(self, rows: int, execute_ms: float) -> None:
+        """A batch of that many rows (padding included) ran for so long."""
+        self._runs.observe(rows, execute_ms / 1000)
+
+    def pull(self, now_s: float, *, device_free: bool) -> Batch[Payload] | None:
+        """The batch to hand over now, if any: a full one, or one that is due on a free device.
+
+        Call it again until it gives None.
+        """
+        due = [
+            group
+            for group in self._groups.values()
+            if self._full(group) or (device_free and self._due_s(group) <= now_s + _EPSILON_S)
+        ]
+        if not due:
+            return None
+        first = self._first_lanes(due)
+        group = min(due, key=lambda group: group.urgency(first))
+        return self._take(group, first)
+
+    def due_s(self, now_s: float) -> float | None:
+        """When, in the future, a batch becomes due on a free device, if nothing else happens.
+
+        None where there is nothing to wait for but events: an arrival, or a device for what is
+        due already.
+        """
+        times = [self._due_s(group) for group in self._groups.values() if not self._full(group)]
+        return min((time for time in times if time > now_s + _EPSILON_S), default=None)
+
+    def drop(self, predicate: Callable[[Item[Payload]], bool]) -> list[Item[Payload]]:
+        """Take out the items for which the predicate holds (expired, cancelled)."""
+        dropped = [item for group in self._groups.values() for item in group if predicate(item)]
+        gone = set(map(id, dropped))
+        for group in list(self._groups.values()):
+            self._remove(group, gone)
+        self.rows -= sum(item.rows for item in dropped)
+        return dropped
+
+    def _full(self, group: "_Group[Payload]") -> bool:
+        return group.rows >= self._policy.max_batch_size
+
+    def _due_s(self, group: "_Group[Payload]") -> float:
+        """When a batch that is not full should go."""
+        due_s = group.oldest_s + self._policy.max_wait_ms / 1000
+        run_s = self._runs.expected_s(group.rows)
+        due_s = min(due_s, group.deadline_s - run_s - _LAUNCH_S)
+        if self._policy.adaptive:
+            due_s = min(due_s, self._arrivals.worth_waiting_until_s(group.rows, run_s))
+        return due_s
+
+    def _first_lanes(self, due: Sequence["_Group[Payload]"]) -> tuple[int, ...]:
+        """The lanes in the order of service: those that are owed rows come first."""
+        waiting = {lane for group in due for lane in range(LANES) if group.lanes[lane]}
+        owed = [lane for lane in range(1, LANES) if lane in waiting and self._owed[lane] >= 1]
+        return (*owed, *(lane for lane in range(LANES) if lane not in owed))
+
+    def _take(self, group: "_Group[Payload]", lanes: Sequence[int]) -> Batch[Payload]:
+        taken: list[Item[Payload]] = []
+        room = self._policy.max_batch_size
+        # An owed lane gets its first item in, and then waits for its turn like the others.
+        heads = [
+            group.lanes[lane][0] for lane in lanes if self._owed[lane] >= 1 and group.lanes[lane]
+        ]
+        rest = (item for items in group.lanes for item in items)
+        seen: set[int] = set()
+        for item in (*heads, *rest):
+            if item.rows <= room and id(item) not in seen:
+                seen.add(id(item))
+                taken.append(item)
+                room -= item.rows
+            if not room:
+                break
+        self._remove(group, seen)
+        rows = self._policy.max_batch_size - room
+        self.rows -= rows
+        self._account(taken)
+        return Batch(tuple(taken), rows, group.key)
+
+    def _remove(self, group: "_Group[Payload]", gone: set[int]) -> None:
+        group.remove(gone)
+        if not group:
+            del self._groups[group.key]
+
+    def _account(self, taken: Sequence[Item[Payload]]) -> None:
+        """Each lower lane that still waits is owed its share of what went before it."""
+        for lane in range(1, LANES):
+            if not any(group.lanes[lane] for group in self._groups.values()):
+                self._owed[lane] = 0.0
+                continue
+            before = sum(item.rows for item in taken if item.lane < lane)
+            served = sum(item.rows for item in taken if item.lane == lane)
+            self._owed[lane] += SHARE * before - served
+            self._owed[lane] = max(self._owed[lane], -float(self._policy.max_batch_size))
+
+
+class _Group(Generic[Payload]):
+    """The items of one key, per lane in the order of arrival."""
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.lanes: tuple[list[Item[Payload]], ...] = tuple([] for _ in range(LANES))
+        self.rows = 0
+        self.oldest_s = math.inf
+        self.deadline_s = math.inf
+
+    def __len__(self) -> int:
+        return sum(map(len, self.lanes))
+
+    def __iter__(self) -> Iterator[Item[Payload]]:
+        return (item for lane in self.lanes for item in lane)
+
+    def add(self, item: Item[Payload]) -> None:
+        bisect.insort(self.lanes[item.lane], item, key=_by_arrival)
+        self._count(item)
+
+    def remove(self, gone: set[int]) -> None:
+        """Take out the items of these identities."""
+        for lane in self.lanes:
+            lane[:] = [item for item in lane if id(item) not in gone]
+        self.rows, self.oldest_s, self.deadline_s = 0, math.inf, math.inf
+        for item in self:
+            self._count(item)
+
+    def urgency(self, lanes: Sequence[int]) -> tuple[int, float]:
+        """Sorts first what is in the first of these lanes, and of that the oldest."""
+        return min(
+            (place, self.lanes[lane][0].arrival_s)
+            for place, lane in enumerate(lanes)
+            if self.lanes[lane]
+        )
+
+    def _count(self, item: Item[Payload]) -> None:
+        self.rows += item.rows
+        self.oldest_s = min(self.oldest_s, item.arrival_s)
+        if item.deadline_s is not None:
+            self.deadline_s = min(self.deadline_s, item.deadline_s)
+
+
+class Arrivals:
+    """How soon the next row is likely to come."""
+
+    def __init__(self) -> None:
+        self._level = 0.0
+        self._level_at_s = 0.0
+        self._sign_of_life_s = -math.inf
+        self._expected: deque[float] = deque()
+        self._decode_s = 0.0
+
+    def came(self, rows: int, now_s: float) -> None:
+        self._level = self._faded(now_s) + rows
+        self._level_at_s = self._sign_of_life_s = now_s
+
+    def expect(self, now_s: float) -> None:
+        self._expected.append(now_s)
+        self._sign_of_life_s = now_s
+
+    def unexpect(self, now_s: float) -> None:
+        # Which of them it was does not matter to the mean.
+        took_s = now_s - self._expected.popleft()
+        self._decode_s += _SMOOTHING * (took_s - self._decode_s)
+
+    def worth_waiting_until_s(self, rows: int, run_s: float) -> float:
+        """Until when `rows` that could run for `run_s` should wait; in the past: not at all."""
+        wait_s = self._next_in_s()
+        if (rows + 1) * wait_s >= run_s:
+            return -math.inf
+        return self._sign_of_life_s + _PATIENCE * wait_s
+
+    def _next_in_s(self) -> float:
+        """As it looked at the last sign of life: a time that stands still until the next one."""
+        level = self._faded(self._sign_of_life_s)
+        by_rate_s = _RATE_WINDOW_S / level if level else math.inf
+        by_decode_s = self._decode_s / len(self._expected) if self._expected else math.inf
+        return min(by_rate_s, by_decode_s)
+
+    def _faded(self, now_s: float) -> float:
+        """Rows of the last second or so."""
+        if not self._level:
+            return 0.0
+        return self._level * math.exp((self._level_at_s - now_s) / _RATE_WINDOW_S)
+
+
+class RunTimes:
+    """How long a batch is likely to run, by its rows; 0 before the first has been observed."""
+
+    def __init__(self) -> None:
+        self._by_rows: dict[int, float] = {}
+        self._sizes: list[int] = []
+
+    def observe(self, rows: int, run_s: float) -> None:
+        if rows not in self._by_rows:
+            bisect.insort(self._sizes, rows)
+        before_s = self._by_rows.get(rows, run_s)
+        self._by_rows[rows] = before_s + _SMOOTHING * (run_s - before_s)
+
+    def expected_s(self, rows: int) -> float:
+        """Of the next larger size that has been seen, or of the largest."""
+        if not self._sizes:
+            return 0.0
+        place = bisect.bisect_left(self._sizes, rows)
+        return self._by_rows[self._sizes[min(place, len(self._sizes) - 1)]]
