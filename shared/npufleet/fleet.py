@@ -264,7 +264,8 @@ def _environ(settings: Settings, **own: object) -> dict[str, str]:
     """This environment, the settings that were given anywhere, and `own` over both."""
     given = settings.model_dump(mode="json", include=settings.model_fields_set)
     given |= {"models": settings.models.resolve(), "state": settings.state.resolve(), **own}
-    return {**os.environ, **{f"{PREFIX}{name.upper()}": str(given[name]) for name in given}}
+    own_words = {PREFIX + n.upper(): str(v) for n, v in given.items() if v is not None}
+    return {**os.environ, **own_words}
 
 
 @dataclass(frozen=True)
