@@ -55,7 +55,7 @@ class ChildProcess:
         with theirs:
             inherited = (theirs.fileno(), *descriptors)
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", module),
+                *(sys.executable, "-u", "-P", "-m", module),
                 *map(str, (os.getpid(), *inherited)),
                 pass_fds=inherited,
                 stdin=asyncio.subprocess.DEVNULL,
