@@ -89,7 +89,7 @@ class Inference:
 
     async def _asked(self, question: Question, path_model: str | None) -> ModelState:
         """The state of the model that was named, or of the only one that can be meant."""
-        model = question.options.on_model(path_model).model
+        model = question.options.model_or(path_model)
         if model is not None:
             return await self._registry.get(model)
         states = await self._registry.all()

@@ -6,7 +6,7 @@ or of which models exist.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from npufleet import keys, wire
@@ -46,15 +46,15 @@ class Options:
             request_id=None if request_id in (None, AUTO) else keys.check_id(request_id),
         )
 
-    def on_model(self, path_model: str | None) -> "Options":
-        """The same with the model that the URL names; both may name it, but not differently."""
-        if path_model is None:
-            return self
-        if self.model not in (None, path_model):
+    def model_or(self, path_model: str | None) -> str | None:
+        """The model, which the URL may name too, but not differently."""
+        if path_model is None or self.model == path_model:
+            return self.model
+        if self.model is not None:
             raise InvalidParameter(
-                f"the URL names the model {path_model!r} and the request {self.model!r}"
+                f"the URL names the model {path_model[:80]!r} and the request {self.model!r}"
             )
-        return replace(self, model=keys.check_model(path_model))
+        return keys.check_model(path_model)
 
 
 def _version(value: Any) -> str:

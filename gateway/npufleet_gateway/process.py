@@ -16,6 +16,7 @@ from collections.abc import Awaitable
 import redis.asyncio
 import uvloop
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from npufleet.endpoint import client
 from npufleet.errors import ConfigurationError, Unavailable
@@ -39,12 +40,21 @@ _LINGER_S = 5.0
 _BACKLOG = 1024
 
 
+class _NoUnreadable(logging.Filter):
+    """Drops what aiohttp logs of bytes that are no HTTP: tracebacks that quote the bytes."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        problem = record.exc_info[1] if record.exc_info else None
+        return not isinstance(problem, HttpProcessingError)
+
+
 def run(settings: Settings, *, reuse_port: bool = False) -> None:
     """Serve until SIGTERM or SIGINT; a second signal ends the process at once.
 
     Raises ConfigurationError for a port in use or a server that will not do, and Unavailable when
     Redis cannot be reached.
     """
+    logging.getLogger("aiohttp.server").addFilter(_NoUnreadable())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, reuse_port=reuse_port))
 

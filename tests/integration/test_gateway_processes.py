@@ -216,6 +216,22 @@ def test_a_port_in_use_is_one_clear_line(redis_url: str, prefix: str, processes:
     assert "Traceback" not in running.text
 
 
+def test_bytes_that_are_no_http_leave_no_trace_in_the_log(redis_url: str, prefix: str) -> None:
+    """They are refused, and whatever secret they held is quoted nowhere."""
+    with gateway(redis_url, prefix) as running:
+        host, port = running.url().removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(
+                b"GET / HTTP/1.1\r\nAuthorization: " + b"secret" * 2000 + b"\r\n\r\n"
+            )
+            assert connection.recv(100).startswith(b"HTTP/1.0 400 ")
+        running.process.terminate()
+        assert running.process.wait(timeout=20) == 0
+        wait_until(lambda: "gateway stopped" in running.text, what="its log")
+    assert "secret" not in running.text
+    assert "Traceback" not in running.text
+
+
 def test_without_a_redis_it_says_what_to_give(redis_url: str, prefix: str) -> None:
     """One line, exit code 1."""
     environ = {k: v for k, v in os.environ.items() if k != "NPUFLEET_REDIS_URL"}
