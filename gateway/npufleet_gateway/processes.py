@@ -48,7 +48,9 @@ def _reserved(host: str, port: int) -> socket.socket:
 
 def _environ(settings: Settings, port: int, metrics_folder: str) -> Mapping[str, str]:
     given = settings.model_dump(mode="json", include=settings.model_fields_set) | {"port": port}
-    own = {f"{PREFIX}{name.upper()}": str(value) for name, value in given.items()}
+    own = {
+        f"{PREFIX}{name.upper()}": str(value) for name, value in given.items() if value is not None
+    }
     return {**os.environ, **own, FOLDER_VARIABLE: metrics_folder}
 
 
