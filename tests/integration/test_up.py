@@ -45,7 +45,7 @@ def _end(fleet: RunningFleet, sig: signal.Signals, *, limit_s: float = 30.0) -> 
     family = fleet.family()
     fleet.process.send_signal(sig)
     code = fleet.process.wait(timeout=limit_s)
-    _, left = psutil.wait_procs(family, timeout=10)
+    _, left = psutil.wait_procs(family, timeout=30)
     assert left == []
     return code
 
