@@ -4,9 +4,10 @@ Knows nothing of the wire: all that is `npufleet.aio`.
 """
 
 import asyncio
+import itertools
 import queue
 import threading
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -103,18 +104,19 @@ class Client:
         **options: Unpack[Options],
     ) -> Iterator[tuple[int, Result]]:
         """As `AsyncClient.map`; `items` are drawn in the thread that iterates over the results."""
-        source = iter(items)
-        # What the loop has for this thread: a result, a wish for the next item, or the end. Bounded
-        # by `in_flight`, since nothing is under way that this thread has not drawn.
+        source, under_way = iter(items), 0
+        # What the loop has for this thread: a result, a wish for more items, or the end. Bounded by
+        # `in_flight`, since nothing is under way that this thread has not drawn.
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-        async def drawn() -> Any:
+        async def drawn() -> AsyncIterator[Any]:
             while True:
-                wish: asyncio.Future[Any] = self._loop.create_future()
+                wish: asyncio.Future[list[Any]] = self._loop.create_future()
                 events.put(wish)
-                if (item := await wish) is _END:
+                if not (some := await wish):
                     return
-                yield item
+                for item in some:
+                    yield item
 
         async def work() -> None:
             results = self._client.map(model, drawn(), in_flight=in_flight, **options)
@@ -126,8 +128,12 @@ class Client:
         try:
             while (event := events.get()) is not _END:
                 if isinstance(event, asyncio.Future):
-                    self._loop.call_soon_threadsafe(_grant, event, next(source, _END))
+                    # All that there is room for: a thread's turn costs more than an item.
+                    some = list(itertools.islice(source, max(1, in_flight - under_way)))
+                    under_way += len(some)
+                    self._loop.call_soon_threadsafe(_grant, event, some)
                 else:
+                    under_way -= 1
                     yield event
             future.result()
         finally:
@@ -194,6 +200,6 @@ async def _cancel_all() -> None:
     await asyncio.get_running_loop().shutdown_default_executor()
 
 
-def _grant(wish: "asyncio.Future[Any]", item: Any) -> None:
+def _grant(wish: "asyncio.Future[list[Any]]", items: list[Any]) -> None:
     if not wish.done():
-        wish.set_result(item)
+        wish.set_result(items)
