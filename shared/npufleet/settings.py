@@ -19,10 +19,11 @@ from npufleet.errors import ConfigurationError
 
 PREFIX = "NPUFLEET_"
 FILE = "npufleet.toml"
+DEFAULT_URL = "redis://127.0.0.1:6379/0"
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
-_OWN_WORDS = re.compile(r"NPUFLEET_(DEBUG|TETHER|TEST_.*)")
+_OWN_WORDS = re.compile(r"NPUFLEET_(DEBUG|TEST_.*)")
 """Switches that are not settings: read where they are used, by the tests or the launcher."""
 
 _KUBERNETES = re.compile(
@@ -82,6 +83,15 @@ class Settings(BaseSettings):
     decode_threads: int = Field(
         2, ge=1, le=256, description="threads that decode images and check tensors"
     )
+    arena_mb: int = Field(
+        256, ge=1, description="shared memory for the decoded rows of one model; used as needed"
+    )
+    batch_timeout_s: float = Field(
+        120.0, gt=0, description="how long a batch may run before its executor is killed"
+    )
+    max_suspicions: int = Field(
+        3, ge=1, description="executors that may die under a request before it is buried"
+    )
     max_image_pixels: int = Field(
         50_000_000, ge=1, description="largest picture, in pixels, before decoding"
     )
@@ -99,6 +109,11 @@ class Settings(BaseSettings):
     drain_s: float = Field(20.0, ge=0, description="limit on finishing what was begun at SIGTERM")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+
+    @property
+    def server_url(self) -> str:
+        """The server of a process that is started by itself, without `npufleet up`."""
+        return self.redis_url or DEFAULT_URL
 
     @classmethod
     def settings_customise_sources(

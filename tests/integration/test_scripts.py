@@ -173,7 +173,7 @@ def test_renewal_never_takes_an_entry_back(lanes: Lanes) -> None:
 
     answer = lanes.run(RENEW, list(lanes.keys.lanes), [GROUP, "w1", 2, kept, 2, lost])
 
-    assert answer == [lost.encode()]
+    assert answer == [2, lost.encode()]
     assert lanes.owners() == {kept: ("w1", 1), lost: ("w2", 2)}
 
 

@@ -1,0 +1,181 @@
+"""One worker process: its models, its connections, its pages, its end. The wiring of the worker.
+
+Knows nothing of how a model is served: that is each `Service`'s own.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from npufleet.connection import Link, ReplyError
+from npufleet.endpoint import client, resolve
+from npufleet.errors import ConfigurationError, NpufleetError, Unavailable
+from npufleet.keys import FleetKeys
+from npufleet.server import check_async
+from npufleet.settings import Settings
+from npufleet_worker.metrics import Metrics
+from npufleet_worker.pages import Pages
+from npufleet_worker.repository import ModelConfig, load_repository
+from npufleet_worker.service import Host, Service
+
+log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Serves every model of the repository until it is told to stop."""
+
+    def __init__(self, settings: Settings, *, redis_url: str) -> None:
+        self._settings = settings
+        self._redis_url = redis_url
+        self._endpoint = resolve(redis_url)
+        name = settings.worker_name or socket.gethostname() or "worker"
+        self._name = name
+        # Stable for people, new for the queue: a new process does not own what the old one held.
+        self._consumer = f"{name}.{secrets.token_hex(4)}"
+        self._metrics = Metrics()
+        self._pages = Pages(self._metrics, self.reasons)
+        self._threads = ThreadPoolExecutor(settings.decode_threads, "decode")
+        self._link = Link(
+            self._endpoint,
+            name=self._consumer,
+            connect_timeout_s=settings.connect_timeout_s,
+        )
+        self._services: list[Service] = []
+        self._problems: dict[str, str] = {}
+        self._loading = True
+        self._stop = asyncio.Event()
+        self._signals = 0
+
+    def reasons(self) -> list[str]:
+        """Why this worker is not ready; empty when it is."""
+        if self._stop.is_set():
+            return ["stopping"]
+        reasons = [f"{name}: {problem}" for name, problem in self._problems.items()]
+        if self._loading:
+            reasons.append("loading models")
+        if not self._link.connected:
+            reasons.append("no connection to Redis")
+        return reasons + [reason for service in self._services for reason in service.reasons()]
+
+    async def run(self) -> None:
+        """Starts, serves and stops; ConfigurationError where nothing can be served."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        settings = self._settings
+        port = await self._pages.start(settings.worker_http_host, settings.worker_http_port)
+        try:
+            await self._start(port)
+            await self._serve()
+        finally:
+            await self._close()
+
+    async def _start(self, port: int) -> None:
+        configs = self._configs()
+        redis = client(self._redis_url, timeout_s=self._settings.connect_timeout_s)
+        try:
+            await check_async(redis, self._redis_url)
+        finally:
+            await redis.aclose()
+        await self._link.start()
+        host = Host(
+            settings=self._settings,
+            endpoint=self._endpoint,
+            link=self._link,
+            keys=FleetKeys(self._settings.prefix),
+            name=self._name,
+            consumer=self._consumer,
+            threads=self._threads,
+            metrics=self._metrics,
+        )
+        for config in configs:
+            await self._load(host, config)
+        self._loading = False
+        if not self._services:
+            raise ConfigurationError(
+                "no model can be served: "
+                + "; ".join(f"{name}: {problem}" for name, problem in self._problems.items())
+            )
+        log.info(
+            "worker serves",
+            extra={
+                "worker": self._name,
+                "models": ",".join(service.model for service in self._services),
+                "pages": f"http://{self._settings.worker_http_host}:{port}",
+            },
+        )
+
+    def _configs(self) -> tuple[ModelConfig, ...]:
+        folder: Path = self._settings.models
+        found = load_repository(folder)
+        for name, problem in found.problems.items():
+            log.error("model cannot be served: %s", problem, extra={"model": name})
+            self._problems[name] = problem.message
+        if not found.configs and not found.problems:
+            raise ConfigurationError(
+                f"{folder.resolve()} holds no model; put one at <name>/1/model.onnx, or name "
+                "another folder with --models"
+            )
+        return found.configs
+
+    async def _load(self, host: Host, config: ModelConfig) -> None:
+        if self._stop.is_set():
+            return
+        service = Service(host, config)
+        try:
+            await service.start()
+        except ConfigurationError as error:
+            log.error("model cannot be served: %s", error, extra={"model": config.name})
+            self._problems[config.name] = error.message
+            await service.close()
+            return
+        self._services.append(service)
+
+    async def _serve(self) -> None:
+        """Until a signal, or until a task of a service ends, which none does by itself."""
+        stopped = asyncio.create_task(self._stop.wait())
+        tasks = [task for service in self._services for task in service.tasks]
+        try:
+            done, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            stopped.cancel()
+        log.info("worker drains", extra={"worker": self._name})
+        try:
+            async with asyncio.timeout(self._settings.drain_s):
+                await asyncio.gather(*(service.drain() for service in self._services))
+        except TimeoutError:
+            log.warning("drain took too long; leases will free the rest")
+        except (NpufleetError, ReplyError) as error:
+            log.warning("cannot give entries back, their leases will: %s", error)
+
+    async def _close(self) -> None:
+        for service in self._services:
+            await service.close()
+        await self._link.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._pages.close()
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            log.warning("a second signal: ending at once")
+            os._exit(1)
+        self._stop.set()
+
+
+async def run(settings: Settings, *, redis_url: str) -> None:
+    """One worker, from its start to its end.
+
+    Raises ConfigurationError or Unavailable where it cannot start.
+    """
+    try:
+        await Supervisor(settings, redis_url=redis_url).run()
+    except ReplyError as error:
+        raise Unavailable(f"Redis refused: {error}") from error
