@@ -86,7 +86,7 @@ class Arena:
         """The block as a writable array; ValueError where the shape is larger than the block."""
         if math.prod(shape) * np.dtype(dtype).itemsize > block.nbytes:
             raise ValueError(f"{dtype} of shape {shape} does not fit {block}")
-        return np.ndarray(shape, dtype, buffer=self._memory, offset=block.offset)
+        return np.ndarray(shape, dtype, self._memory, block.offset)
 
     def close(self) -> None:
         """Close the descriptor. The memory goes with the last array and the arena itself."""
@@ -101,7 +101,7 @@ class Window:
 
     def array(self, offset: int, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Array:
         """A read-only array at that offset; ValueError or TypeError beyond the end."""
-        return np.ndarray(shape, dtype, buffer=self._memory, offset=offset)
+        return np.ndarray(shape, dtype, self._memory, offset)
 
 
 class Region:
@@ -135,7 +135,7 @@ class Region:
             return np.empty(shape, dtype)
         if self._memory is None:
             raise ValueError("nothing of the region is mapped")
-        return np.ndarray(shape, dtype, buffer=self._memory, offset=offset)
+        return np.ndarray(shape, dtype, self._memory, offset)
 
     def close(self) -> None:
         """Close the descriptor; arrays that are still about keep the memory until they go."""

@@ -5,7 +5,7 @@ the end of the stream. Knows nothing of what the messages do.
 """
 
 import socket
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -156,7 +156,7 @@ class Channel:
 
 def encode(message: Message) -> bytes:
     """One packet; records inside become arrays of their fields."""
-    packed: bytes = msgpack.packb((_NUMBERS[type(message)], *astuple(message)))
+    packed: bytes = msgpack.packb((_NUMBERS[type(message)], *_fields(message)), default=_fields)
     return packed
 
 
@@ -171,6 +171,11 @@ def decode(packet: bytes) -> Message:
         generation, outputs, *rest = fields
         return Done(generation, tuple(Output(*output) for output in outputs), *rest)
     return kind(*fields)
+
+
+def _fields(record: Any) -> list[Any]:
+    """Not dataclasses.astuple, which copies every tuple inside, item by item."""
+    return [getattr(record, name) for name in record.__slots__]
 
 
 def _specs(fields: Any) -> tuple[TensorSpec, ...]:

@@ -9,7 +9,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -214,9 +214,11 @@ class Executor:
         region = self._regions[batch.region]
         region.reach(message.region_bytes)
         outputs = {}
-        for name, dtype, shape, offset in map(astuple, message.outputs):
-            outputs[name] = region.array(offset, tensors.DTYPES[dtype].numpy, shape)
-            outputs[name].flags.writeable = False
+        for output in message.outputs:
+            dtype = tensors.DTYPES[output.dtype].numpy
+            array = region.array(output.offset, dtype, output.shape)
+            array.flags.writeable = False
+            outputs[output.name] = array
         return BatchResult(
             outputs,
             execute_ms=message.execute_ms,

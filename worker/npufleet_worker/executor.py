@@ -68,6 +68,7 @@ class Loop:
         self._backend = backend
         self._window = window
         self._regions = regions
+        self._dtypes = [np.dtype(tensors.DTYPES[spec.dtype].numpy) for spec in backend.inputs]
         self._slot = 0
 
     def run(self) -> NoReturn:
@@ -144,13 +145,11 @@ class Loop:
     def _gathering(self, message: Run) -> Gathering:
         """The rows of the batch where the supervisor has put them."""
         parts = {}
-        for number, (spec, inner) in enumerate(
-            zip(self._backend.inputs, message.shapes, strict=True), start=1
-        ):
-            dtype = tensors.DTYPES[spec.dtype].numpy
+        array = self._window.array
+        for at, spec in enumerate(self._backend.inputs):
+            dtype, inner = self._dtypes[at], message.shapes[at]
             parts[spec.name] = [
-                self._window.array(request[number], dtype, (request[0], *inner))
-                for request in message.requests
+                array(request[1 + at], dtype, (request[0], *inner)) for request in message.requests
             ]
         return Gathering(message.rows, message.gear, parts)
 

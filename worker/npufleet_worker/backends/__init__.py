@@ -44,9 +44,12 @@ class Backend(Protocol):
     input and output is -1. Any call may raise: that batch has failed then, and no other.
     """
 
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    gears: tuple[int, ...]
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]: ...
+    @property
+    def gears(self) -> tuple[int, ...]: ...
 
     def stage(self, slot: int, batch: Gathering) -> None:
         """Copy the rows to the slot, and repeat a valid row up to the gear."""
@@ -76,8 +79,10 @@ class Runnable(Protocol):
     May have `gears` and `close()`, as in Backend. The input arrays are reused after the call.
     """
 
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]: ...
 
     def run(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]: ...
 
