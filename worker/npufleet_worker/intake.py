@@ -5,6 +5,7 @@ A request that cannot be read or decoded fails alone, here. Knows nothing of bat
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor as Threads
@@ -93,7 +94,7 @@ class Intake:
 
     def accept(self, arrivals: Sequence[Arrival]) -> None:
         """Takes charge of entries: from now on each of them ends in `ready` or `fail`."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         fetch: list[Held] = []
         for arrival in arrivals:
             if (arrival.lane, arrival.entry_id) in self._ledger:
@@ -194,7 +195,7 @@ class Intake:
 
     def _filled(self, held: Held, request: Request, error: NpufleetError | None) -> None:
         if error is None and not held.lost:
-            self._ready(Work(held, request, asyncio.get_running_loop().time()))
+            self._ready(Work(held, request, time.monotonic()))
             return
         self._decoder.release(request)
         if error is not None:

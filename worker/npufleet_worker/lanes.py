@@ -4,8 +4,8 @@
 empty. Knows nothing of what the entries say.
 """
 
-import asyncio
 import logging
+import time
 from collections.abc import Sequence
 
 from npufleet.connection import Connection, Link, ReplyError
@@ -90,7 +90,7 @@ class Lanes:
             [GROUP, self._consumer, RETURNED, room, *self._share.order(room)],
         )
         server_ms, missing, rows = answer
-        self._clock.observe(server_ms, now_s=asyncio.get_running_loop().time())
+        self._clock.observe(server_ms, now_s=time.monotonic())
         if missing:
             await self._group_lost([LANES[lane - 1] for lane in missing])
         self._share.took([row[0] for row in rows])

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 _WORK_AHEAD_MS = 5.0
 _MOST_BATCHES_HELD = 8
+_TIMER_S = 0.001
+"""The event loop's timers have this resolution; below it they would fire at once, for nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +110,7 @@ class Runner:
 
     def add(self, work: Work) -> None:
         """A request for one of the next batches."""
-        held, now_s = work.held, self._now()
+        held, now_s = work.held, time.monotonic()
         item = Item(
             work.request.rows,
             held.arrival_s,
@@ -122,9 +125,9 @@ class Runner:
     def expect(self, requests: int) -> None:
         """Requests that the next batch may wait for: 1 more is being decoded, -1 one less."""
         if requests > 0:
-            self._batcher.expect(self._now())
+            self._batcher.expect(time.monotonic())
         else:
-            self._batcher.unexpect(self._now())
+            self._batcher.unexpect(time.monotonic())
 
     async def keep(self) -> None:
         """Starts executors again that died, for ever."""
@@ -152,12 +155,11 @@ class Runner:
                 break
             if works:
                 self._launch(executor, works)
-        due_s = self._batcher.due_s(self._now())
+        now_s = time.monotonic()
+        due_s = self._batcher.due_s(now_s)
         if due_s is not None and not self._stopped:
-            self._timer = asyncio.get_running_loop().call_at(due_s, self.pump)
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+            wait_s = max(due_s - now_s, _TIMER_S)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self.pump)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -179,12 +181,12 @@ class Runner:
             if alone and not idle:
                 return None
             return self._worth(self._again.popleft())
-        batch = self._batcher.pull(self._now(), device_free=idle)
+        batch = self._batcher.pull(time.monotonic(), device_free=idle)
         return None if batch is None else self._worth([item.payload for item in batch.items])
 
     def _worth(self, works: Sequence[Work]) -> list[Work]:
         """Those that are still worth running; the others end here."""
-        now_s = self._now()
+        now_s = time.monotonic()
         kept = []
         for work in works:
             error = refusal(work.held, now_s=now_s, max_deliveries=self._limits.max_deliveries)
@@ -203,7 +205,11 @@ class Runner:
         loop = asyncio.get_running_loop()
         limit_s = self._limits.batch_timeout_s * (1 + executor.outstanding)
         running = _Running(
-            executor, works, future, loop.time(), loop.call_later(limit_s, self._hung, executor)
+            executor,
+            works,
+            future,
+            time.monotonic(),
+            loop.call_later(limit_s, self._hung, executor),
         )
         self._running.add(running)
         self._metrics.batch_size.labels(self.config.name).observe(rows)
@@ -235,7 +241,7 @@ class Runner:
 
     def _answer(self, running: _Running, result: BatchResult) -> None:
         assert self._answers is not None
-        done_s = self._now()
+        done_s = time.monotonic()
         self._execute_ms += 0.2 * (result.execute_ms - self._execute_ms)
         self._batcher.observe(result.gear, result.execute_ms)
         rows = sum(work.request.rows for work in running.works)

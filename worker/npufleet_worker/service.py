@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
 from concurrent.futures import Executor as Threads
 from dataclasses import dataclass
 
@@ -120,7 +121,7 @@ class Service:
         )
         await self._lanes.start()
         await self._leases.register(signature)
-        await self._leases.beat(self._clock, now_s=asyncio.get_running_loop().time())
+        await self._leases.beat(self._clock, now_s=time.monotonic())
         loops = [
             self._read(self._intake),
             self._publisher.run(),
@@ -184,12 +185,11 @@ class Service:
             self._host.metrics.held.labels(self.model).set(len(self._ledger))
 
     async def _keep_leases(self, signature: Signature) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._host.settings.lease_s / 3)
             try:
                 await self._leases.register(signature)
-                await self._leases.beat(self._clock, now_s=loop.time())
+                await self._leases.beat(self._clock, now_s=time.monotonic())
                 lost = await self._leases.renew(self._ledger.all())
             except (NpufleetError, ReplyError) as error:
                 log.warning("cannot renew leases: %s", error, extra={"model": self.model})
