@@ -145,6 +145,14 @@ def test_a_class_that_is_no_backend_is_refused(monkeypatch: pytest.MonkeyPatch) 
         open_backend(Path("m"), backend="a_users_module:Neither")
 
 
+def test_a_model_of_texts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of shared memory have a fixed size."""
+    texts = (TensorSpec("x", "BYTES", (-1, 1)),)
+    monkeypatch.setattr(Recorder, "inputs", texts)
+    with pytest.raises(ConfigurationError, match="'x' is BYTES; only numbers are served"):
+        recorder(monkeypatch)
+
+
 def test_an_onnx_file_tells_its_inputs_and_outputs(models: Path) -> None:
     """Names, wire dtypes and shapes, the batch axis and other free axes as -1."""
     backend = open_backend(models / "efficientnet-lite0" / "1" / "model.onnx")

@@ -2,6 +2,7 @@
 
 import io
 import random
+import resource
 import struct
 import subprocess
 import sys
@@ -144,6 +145,17 @@ def test_an_image_bomb_is_refused_from_its_header(size: tuple[int, int]) -> None
     """Nothing is decoded, and Pillow's own warning does not leak (warnings are errors here)."""
     with pytest.raises(InvalidImage, match=f"{size[0]} x {size[1]} pixels"):
         rows(png_claiming(*size))
+
+
+def test_a_webp_bomb_takes_no_memory() -> None:
+    """Its decoder makes room for the whole canvas when it is opened."""
+    data = bytearray(encoded(PLAIN, "WEBP", lossless=True))
+    assert data[12:16] == b"VP8L"
+    data[21:25] = struct.pack("<I", 0x0FFFFFFF)  # 14 bits of width - 1, then of height - 1
+    before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InvalidImage, match="16384 x 16384 pixels"):
+        rows(bytes(data))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 50_000
 
 
 def test_the_bound_on_pixels_is_the_callers() -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from npufleet.errors import ConfigurationError
 from npufleet.signature import TensorSpec
-from npufleet.tensors import Array
+from npufleet.tensors import DTYPES, Array
 
 SLOTS = 2
 """Batches that a backend holds at once: one running, the next one staged."""
@@ -98,6 +98,7 @@ def open_backend(path: Path, *, backend: str | None = None, threads: int = 1) ->
 
     loaded = _factory(path, backend)(path, threads=threads)
     if isinstance(loaded, Runnable):
+        _check_dtypes(path, (*loaded.inputs, *loaded.outputs))
         return WholeBackend(loaded)
     missing = [name for name in ("stage", "launch", "wait", "fetch") if not hasattr(loaded, name)]
     if missing:
@@ -107,6 +108,14 @@ def open_backend(path: Path, *, backend: str | None = None, threads: int = 1) ->
         )
     result: Backend = loaded
     return result
+
+
+def _check_dtypes(path: Path, specs: Sequence[TensorSpec]) -> None:
+    for spec in specs:
+        if spec.dtype not in DTYPES:
+            raise ConfigurationError(
+                f"{path}: {spec.name!r} is {spec.dtype}; only numbers are served: {', '.join(DTYPES)}"
+            )
 
 
 def _factory(path: Path, backend: str | None) -> Callable[..., Any]:
