@@ -44,7 +44,7 @@ def build(settings: Settings, exchange: Exchange, registry: Registry) -> Gateway
         registry,
         admission=admission,
         metrics=metrics,
-        redis_shown=shown(settings.redis_url or ""),
+        redis_shown=shown(settings.server_url),
     )
     app = web.Application(middlewares=[boundary.middleware()], client_max_size=max_bytes)
     for path in ("/v1/infer", "/v1/models/{model}/infer"):

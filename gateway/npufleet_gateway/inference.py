@@ -14,7 +14,6 @@ from npufleet import wire
 from npufleet.errors import InvalidParameter, ModelNotFound, NoWorkers
 from npufleet.exchange import Exchange
 from npufleet.registry import ModelState, Registry
-from npufleet.signature import Signature
 from npufleet.wire import Entry, Reply
 from npufleet_gateway import answers, contents, documents, intake
 from npufleet_gateway.admission import Admission
@@ -78,8 +77,14 @@ class Inference:
             raise NoWorkers(
                 f"no worker serves {signature.model} now", retry_after_s=_NO_WORKERS_RETRY_S
             )
-        entry = self._entry(request, question, signature, body)
-        reply = await self._reply(signature, entry, lane=question.options.lane)
+        timeout_ms = question.options.timeout_ms or signature.limits.timeout_ms
+        entry = self._entry(request, question, body=body, timeout_ms=timeout_ms)
+        self._metrics.queued(model=signature.model, size_bytes=len(body))
+        reply = await self._exchange.infer(
+            signature, entry, lane=question.options.lane, timeout_s=timeout_ms / 1000
+        )
+        if reply.error is not None:
+            raise reply.error
         response = _response(reply, request[REQUEST_ID], as_raw, one_row, started_s)
         await response.prepare(request)
         await response.write_eof()
@@ -103,32 +108,20 @@ class Inference:
         return meant[0]
 
     def _entry(
-        self, request: web.Request, question: Question, signature: Signature, body: bytes
+        self, request: web.Request, question: Question, *, body: bytes, timeout_ms: int
     ) -> Entry:
         options = question.options
         brought = options.request_id is not None
         return Entry(
             id=wire.derived_id("", request[REQUEST_ID]) if brought else request[REQUEST_ID],
             body=body,
-            timeout_ms=options.timeout_ms or signature.limits.timeout_ms,
+            timeout_ms=timeout_ms,
             reply_ttl_s=self._terms.reply_ttl_s,
             notify=self._exchange.name,
             traceparent=_traceparent(request.headers),
             version=options.version,
             brought=brought,
         )
-
-    async def _reply(self, signature: Signature, entry: Entry, *, lane: str) -> Reply:
-        """The right answer; the error that the worker gave is raised."""
-        assert entry.body is not None
-        assert entry.timeout_ms is not None
-        self._metrics.queued(model=signature.model, size_bytes=len(entry.body))
-        reply = await self._exchange.infer(
-            signature, entry, lane=lane, timeout_s=entry.timeout_ms / 1000
-        )
-        if reply.error is not None:
-            raise reply.error
-        return reply
 
 
 def _response(

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _REACH_LIMIT_S = 30.0
 """How long a Redis that is not there yet is waited for at start."""
 
+_REACH_PAUSE_S = 0.5
 _CLOSE_LIMIT_S = 3.0
 _KEEPALIVE_S = 75.0
 _LINGER_S = 5.0
@@ -63,16 +64,12 @@ async def _serve(settings: Settings, *, reuse_port: bool) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _on_signal, stop)
-    url = settings.redis_url
-    if url is None:
-        raise ConfigurationError(
-            "the gateway needs a Redis: --redis URL or NPUFLEET_REDIS_URL "
-            "(`npufleet up` starts one of its own)"
-        )
+    url = settings.server_url
     name = f"gateway-{os.getpid()}-{secrets.token_hex(6)}"
     redis_client = client(url, timeout_s=settings.connect_timeout_s)
     try:
-        await _reach(redis_client, url, stop)
+        if not await _reach(redis_client, url, stop):
+            return
         registry = Registry(redis_client, prefix=settings.prefix)
         exchange = Exchange(
             url, prefix=settings.prefix, name=name, connect_timeout_s=settings.connect_timeout_s
@@ -95,20 +92,24 @@ async def _within_limit(closing: Awaitable[None]) -> None:
             await closing
 
 
-async def _reach(redis_client: redis.asyncio.Redis, url: str, stop: asyncio.Event) -> None:
-    """Wait until the server answers, within the limit, and check that it will do."""
+async def _reach(redis_client: redis.asyncio.Redis, url: str, stop: asyncio.Event) -> bool:
+    """Wait until the server answers, within the limit, and check it; False: told to stop."""
     end_s = time.monotonic() + _REACH_LIMIT_S
     told = False
     while True:
         try:
-            return await check_async(redis_client, url)
+            await check_async(redis_client, url)
+            return True
         except Unavailable as error:
-            if time.monotonic() > end_s or stop.is_set():
+            if time.monotonic() > end_s:
                 raise
             if not told:
                 log.warning("%s; trying for %d s", error, _REACH_LIMIT_S)
             told = True
-        await asyncio.sleep(0.5)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), _REACH_PAUSE_S)
+        if stop.is_set():
+            return False
 
 
 async def _listen(

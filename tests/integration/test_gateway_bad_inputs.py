@@ -538,6 +538,16 @@ async def test_a_compressed_body_counts_as_what_it_becomes(fleet: Running) -> No
         assert response.status == 413
 
 
+async def test_a_client_that_asks_first_is_told_to_go_on(fleet: Running) -> None:
+    """As curl does for every body above a megabyte."""
+    head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 16\r\n" % DOUBLE.encode()
+    head += b"Content-Type: application/octet-stream\r\nExpect: 100-continue\r\n\r\n"
+    answer = await _talk(fleet, head, bytes(16))
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b'"predictions":[[1.0,1.0,1.0,1.0]]' in answer
+
+
 async def test_an_unknown_expectation_is_refused_in_the_same_form(fleet: Running) -> None:
     """Even what is answered before any handler has code and request id."""
     async with fleet.http.post(DOUBLE, json={}, headers={"Expect": "miracles"}) as response:
@@ -564,13 +574,16 @@ async def test_a_fault_of_our_own_says_nothing_of_itself(
     assert record.__dict__["request_id"] == answer["request_id"]
 
 
-async def _talk(fleet: Running, request: bytes) -> bytes:
-    """What the gateway answers to these bytes."""
+async def _talk(fleet: Running, request: bytes, body: bytes = b"") -> bytes:
+    """What the gateway answers to these bytes; `body` is sent once it says 100."""
     port = int(fleet.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(request)
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        if body and head.startswith(b"HTTP/1.1 100 "):
+            writer.write(body)
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
         return head + await asyncio.wait_for(reader.readuntil(b"}"), 10)
     finally:
         writer.close()
