@@ -164,7 +164,9 @@ async def _enter(connection: Connection, endpoint: Endpoint, name: str) -> None:
     commands.append(("CLIENT", "SETNAME", name))
     for command, reply in zip(commands, await connection.execute(commands), strict=True):
         # a name is a courtesy; an ACL may forbid it
-        if isinstance(reply, ReplyError) and command[0] != "CLIENT":
+        if isinstance(reply, ReplyError) and (
+            command[0] != "CLIENT" or str(reply).startswith("NOAUTH")
+        ):
             raise Unavailable(f"Redis refused {command[0]!s}: {reply}", retry_after_s=5)
 
 

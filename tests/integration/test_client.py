@@ -30,7 +30,7 @@ from npufleet.errors import (
     Unavailable,
 )
 from tests.support.standin import StandIn, standing_in
-from tests.support.valkey import running_server
+from tests.support.valkey import connect, free_port, running_server
 from tests.support.waiting import wait_until, wait_until_async
 
 if TYPE_CHECKING:
@@ -444,11 +444,16 @@ def test_a_closed_client_is_closed(worker: StandIn) -> None:
 
 def test_the_client_works_over_tcp_with_a_password(prefix: str) -> None:
     """`redis://` with a database and a password."""
-    with running_server("--requirepass", "secret words") as socket_url:
-        url = socket_url + "?password=secret%20words&db=3"
+    port = free_port()
+    url = f"redis://:secret%20words@127.0.0.1:{port}/3"
+    with running_server("--port", str(port), "--bind", "127.0.0.1") as socket_url:
+        with connect(socket_url) as plain:
+            plain.config_set("requirepass", "secret words")
         with standing_in(url, prefix) as worker, Client(url, prefix=prefix) as client:
             assert client.infer("double", ROW).ok
             assert worker.served
+        with pytest.raises(Unavailable, match="AUTH"):
+            Client(f"redis://127.0.0.1:{port}", prefix=prefix)
 
 
 def test_importing_the_package_is_cheap() -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from npufleet import Client
 from npufleet.embedded import EmbeddedServer, find_binary
 from npufleet.endpoint import sync_client
 from npufleet.errors import Unavailable
 from npufleet.server import check
+from tests.support.standin import standing_in
 from tests.support.valkey import connect, free_port, running_server
 
 pytestmark = pytest.mark.system
@@ -86,6 +88,17 @@ def test_a_server_is_checked_over_tls(tls_url: str, certificates: Path) -> None:
     with sync_client(url) as client:
         check(client, url)
         assert client.ping()
+
+
+def test_the_client_works_over_tls(tls_url: str, certificates: Path, prefix: str) -> None:
+    """Submits and replies, hints included."""
+    url = f"{tls_url}?ssl_ca_certs={certificates / 'ca.pem'}"
+
+    with standing_in(url, prefix), Client(url, prefix=prefix) as client:
+        assert client.infer("double", [1, 2, 3, 4]).output.tolist() == [[3, 5, 7, 9]]
+
+    with pytest.raises(Unavailable, match="certificate"):
+        Client(tls_url, prefix=prefix)
 
 
 def test_a_certificate_of_an_unknown_ca_is_refused(tls_url: str) -> None:

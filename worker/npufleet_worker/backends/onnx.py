@@ -1,10 +1,14 @@
 """ONNX files on ONNX Runtime's CPU provider, as a plain run(inputs) -> outputs object."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import onnxruntime
+# Official builds since 1.29 report models and use to their maker, from the moment of import.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+import onnxruntime  # it must come after the switch
 
 from npufleet.errors import ConfigurationError
 from npufleet.signature import TensorSpec
