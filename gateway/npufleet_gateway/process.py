@@ -8,6 +8,7 @@ import contextlib
 import errno
 import logging
 import os
+import resource
 import secrets
 import signal
 import time
@@ -39,6 +40,7 @@ _LINGER_S = 5.0
 """How long the rest of a refused body is read, so that the client sees the refusal."""
 
 _BACKLOG = 1024
+_FILES = 1 << 16
 
 
 class _NoUnreadable(logging.Filter):
@@ -56,8 +58,17 @@ def run(settings: Settings, *, reuse_port: bool = False) -> None:
     Redis cannot be reached.
     """
     logging.getLogger("aiohttp.server").addFilter(_NoUnreadable())
+    _allow_files(_FILES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, reuse_port=reuse_port))
+
+
+def _allow_files(most: int) -> None:
+    """Raise the soft limit on open files: 1024 of them is where connections end by default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _serve(settings: Settings, *, reuse_port: bool) -> None:
