@@ -114,7 +114,8 @@ def _check_dtypes(path: Path, specs: Sequence[TensorSpec]) -> None:
     for spec in specs:
         if spec.dtype not in DTYPES:
             raise ConfigurationError(
-                f"{path}: {spec.name!r} is {spec.dtype}; only numbers are served: {', '.join(DTYPES)}"
+                f"{path}: {spec.name!r} is {spec.dtype}; only numbers are served: "
+                + ", ".join(DTYPES)
             )
 
 
