@@ -101,7 +101,7 @@ class Exchange:
                 self._in_background(self.cancel(model, entry.id))
             raise
         finally:
-            self._replies.dismiss(waiter)
+            self._replies.dismiss(waiter)  # where it has not come to waiting
 
     async def cancel(self, model: str, wire_id: str) -> None:
         """Marks an id as cancelled; what has begun to run is not stopped."""

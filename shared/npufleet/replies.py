@@ -107,10 +107,9 @@ class Replies:
     def dismiss(self, waiter: Waiter) -> None:
         """Forgets a waiter, answered or not."""
         waiters = self._waiters.get(waiter.id)
-        if waiters is None:
+        if waiters is None or waiter not in waiters:
             return
-        with contextlib.suppress(ValueError):
-            waiters.remove(waiter)
+        waiters.remove(waiter)
         if not waiters:
             del self._waiters[waiter.id]
 
