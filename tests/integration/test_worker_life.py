@@ -2,6 +2,7 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -42,7 +43,8 @@ def ask(producer: Producer, first: float, **fields: object) -> str:
 
 def values(reply: Reply) -> list[float]:
     assert reply.error is None, reply.error
-    return np.frombuffer(reply.outputs["y"]["data"], np.float32).tolist()
+    numbers: list[float] = np.frombuffer(reply.outputs["y"]["data"], np.float32).tolist()
+    return numbers
 
 
 def started(repository: Path) -> None:
@@ -94,7 +96,8 @@ def test_a_request_that_kills_its_executor_is_buried_and_its_neighbours_are_answ
     assert error is not None
     assert "SIGKILL" in error.message
     assert "3. time" in error.message
-    ((_, letter),) = obedient.client.xrange(obedient.keys.dead)  # type: ignore[misc]  # bytes here
+    letters: Any = obedient.client.xrange(obedient.keys.dead)
+    ((_, letter),) = letters
     assert letter[b"id"] == asked[2].encode()
 
 
