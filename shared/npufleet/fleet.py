@@ -209,25 +209,24 @@ def free_port(settings: Settings) -> int:
 
 
 def _worker_ports(settings: Settings) -> list[int]:
-    """A port for each worker's own pages: the setting's and those after it, if they are free.
+    """A port for each worker's own pages: the one that was asked for and those after it, else any.
 
-    Where nobody asked for these ports, any others will do.
+    The default is not insisted on: two fleets started at once would both find it free.
     """
-    asked = "worker_http_port" in settings.model_fields_set
-    ports: list[int] = []
+    asked = "worker_http_port" in settings.model_fields_set and settings.worker_http_port
     # All held until the last is chosen, so that no two are the same.
     with contextlib.ExitStack() as held:
-        for number in range(settings.workers):
-            wanted = settings.worker_http_port and settings.worker_http_port + number
-            host = settings.worker_http_host
-            try:
-                probe = _bound(host, wanted, option="NPUFLEET_WORKER_HTTP_PORT")
-            except ConfigurationError:
-                if asked:
-                    raise
-                probe = _bound(host, 0, option="NPUFLEET_WORKER_HTTP_HOST")
-            ports.append(int(held.enter_context(probe).getsockname()[1]))
-    return ports
+        probes = [
+            held.enter_context(
+                _bound(
+                    settings.worker_http_host,
+                    asked + number if asked else 0,
+                    option="NPUFLEET_WORKER_HTTP_PORT",
+                )
+            )
+            for number in range(settings.workers)
+        ]
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _bound(host: str, port: int, *, option: str) -> socket.socket:

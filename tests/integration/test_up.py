@@ -203,3 +203,24 @@ def test_a_part_that_cannot_start_ends_it_with_the_reason(tmp_path: Path) -> Non
     assert ended.returncode == 1
     assert "keeps failing (exit code 1); its last lines:\n  no such device" in ended.stderr
     assert "stopped the embedded server" in ended.stderr
+
+
+def test_a_workers_port_in_use_is_told_before_anything_starts(tmp_path: Path) -> None:
+    """Where the port of a worker's pages was asked for, no other is taken in silence."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        environ = {"NPUFLEET_WORKER_HTTP_PORT": str(port)}
+
+        said = _refused("--state", str(tmp_path), "--port", "0", environ=environ)
+
+    assert f"error: port {port} on 127.0.0.1 is in use" in said
+    assert "NPUFLEET_WORKER_HTTP_PORT" in said
+
+
+def test_two_fleets_run_side_by_side(tmp_path: Path) -> None:
+    """Each has a queue, workers and ports of its own, though nobody chose any."""
+    with running_fleet(tmp_path / "a") as first, running_fleet(tmp_path / "b") as second:
+        assert first.redis_url != second.redis_url
+        for fleet in (first, second):
+            assert _double(fleet, [[0, 0, 0, 0]])["model"] == "double"
+        assert _end(first, signal.SIGINT) == _end(second, signal.SIGINT) == 0
