@@ -37,7 +37,7 @@ def obedient(redis_client: redis.Redis, prefix: str) -> Producer:
     return Producer(redis_client, prefix, "obedient")
 
 
-def ask(producer: Producer, first: float, **fields: object) -> str:
+def ask(producer: Producer, first: float, **fields: Any) -> str:
     return producer.ask({"x": np.array([[first, 1]], np.float32)}, **fields)
 
 
