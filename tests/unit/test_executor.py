@@ -103,7 +103,20 @@ def test_a_failure_in_any_step_is_that_batchs_alone(step: str, number: int) -> N
 def test_an_output_that_is_missing_is_named() -> None:
     """With what the model gave instead."""
     (said,) = answers(Noting(output="z"), 1)
-    assert said == Failed(1, "model_failed", "the model gave no output 'y'; it gave z")
+    assert said == Failed(1, "model_failed", "the model gave no output 'y'; it gave 'z'")
+
+
+class Wide(Noting):
+    """Declares FP32 [N, 1], and gives FP64."""
+
+    def fetch(self, slot: int) -> dict[str, Array]:
+        return {"y": super().fetch(slot)["y"].astype(np.float64)}
+
+
+def test_an_output_of_another_dtype_than_declared_is_refused() -> None:
+    """Callers have been told what to expect."""
+    (said,) = answers(Wide(), 1)
+    assert said == Failed(1, "model_failed", "output 'y' is float64; declared is FP32")
 
 
 def test_warming_up_runs_every_gear_that_the_file_has() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from npufleet import tensors
 from npufleet.errors import ModelFailed, NpufleetError
-from npufleet.signature import TensorSpec
+from npufleet.signature import TensorSpec, shape_text
 from npufleet.tensors import Array
 from npufleet.tether import tether
 from npufleet_worker.arena import Region, Window, aligned
@@ -127,7 +127,7 @@ class Loop:
         """Write the outputs without their padding to the batch's region, and say so."""
         outputs, message = self._backend.fetch(batch.slot), batch.message
         arrays = {
-            spec.name: _valid(spec.name, outputs, rows=message.rows, gear=message.gear)
+            spec.name: _valid(spec, outputs, rows=message.rows, gear=message.gear)
             for spec in self._backend.outputs
         }
         offsets = list(accumulate((aligned(a.nbytes) for a in arrays.values()), initial=0))
@@ -173,7 +173,7 @@ def warm_up(backend: Backend, sizes: tuple[int, ...]) -> dict[int, float]:
                 times[gear] = (time.monotonic() - started_s) * 1000
                 outputs = backend.fetch(0)
             for spec in backend.outputs:
-                _valid(spec.name, outputs, rows=1, gear=gear)
+                _valid(spec, outputs, rows=1, gear=gear)
         except Exception:
             if not open_inner:
                 raise
@@ -187,19 +187,23 @@ def _zeros(spec: TensorSpec) -> Array:
     return np.zeros((1, *inner), tensors.DTYPES[spec.dtype].numpy)
 
 
-def _valid(name: str, outputs: Mapping[str, Array], *, rows: int, gear: int) -> Array:
-    """The rows of the batch of one output; ModelFailed where they cannot be told apart."""
-    array = outputs.get(name)
-    if array is None:
-        raise ModelFailed(f"the model gave no output {name!r}; it gave {', '.join(outputs)}")
-    array = np.asarray(array)
-    if array.ndim == 0 or array.shape[0] != gear:
+def _valid(spec: TensorSpec, outputs: Mapping[str, Array], *, rows: int, gear: int) -> Array:
+    """The rows of the batch of one output; ModelFailed where it is not what the model declared."""
+    if spec.name not in outputs:
+        given = ", ".join(map(repr, outputs))
+        raise ModelFailed(f"the model gave no output {spec.name!r}; it gave {given}")
+    array = np.asarray(outputs[spec.name])
+    wanted = (gear, *spec.row_shape)
+    fits = array.ndim == len(wanted) and all(
+        want in (-1, got) for want, got in zip(wanted, array.shape, strict=True)
+    )
+    if not fits:
         raise ModelFailed(
-            f"output {name!r} has shape {list(array.shape)} for a batch of {gear} rows: its first "
-            "axis must be the batch"
+            f"output {spec.name!r} has shape {list(array.shape)} for a batch of {gear} rows: "
+            f"declared is {shape_text(spec.shape)}, the first axis being the batch"
         )
-    if array.dtype.kind in "OSU":
-        raise ModelFailed(f"output {name!r} is {array.dtype}; only numbers are served")
+    if tensors.dtype_of(array.dtype) != spec.dtype:
+        raise ModelFailed(f"output {spec.name!r} is {array.dtype}; declared is {spec.dtype}")
     return array[:rows]
 
 
