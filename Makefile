@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 # Debian packages that the system tests want.  RUNLEVEL=1 below: they start no service.
-SYSTEM_PACKAGES := redis-server redis-tools openssl nodejs
+SYSTEM_PACKAGES := curl redis-server redis-tools openssl nodejs
 
 .DEFAULT_GOAL := help
 .PHONY: help venv run demo test test-system check format containers clean

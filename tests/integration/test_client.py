@@ -174,7 +174,7 @@ def test_an_error_reply_is_raised_as_its_class(client: Client, worker: StandIn) 
 
 def test_no_answer_in_time_is_a_deadline(client: Client, worker: StandIn) -> None:
     """The caller waits no longer than it said."""
-    worker.held.set()
+    worker.hold()
 
     with pytest.raises(DeadlineExceeded):
         client.infer("double", ROW, timeout_ms=50)
@@ -339,7 +339,7 @@ def test_leaving_map_cancels_what_is_under_way(
     client: Client, worker: StandIn, redis_client: "redis.Redis"
 ) -> None:
     """Workers need not run what nobody waits for."""
-    worker.held.set()
+    worker.hold()
     cancelled = worker.keys("double").cancelled
     results = client.map("double", [ROW] * 10, in_flight=5, timeout_ms=60_000)
 
@@ -362,7 +362,7 @@ def test_leaving_map_cancels_what_is_under_way(
 
 async def test_a_full_queue_is_waited_for(aio: AsyncClient, worker: StandIn) -> None:
     """`submit` says so at once, `map` goes on when there is room."""
-    worker.held.set()
+    worker.hold()
     requests = (aio.submit("double", ROW) for _ in range(1500))
     with pytest.raises(errors.Overloaded):
         await asyncio.gather(*requests)
@@ -395,7 +395,7 @@ async def test_a_cancelled_call_is_marked_cancelled(
     aio: AsyncClient, worker: StandIn, redis_client: "redis.Redis"
 ) -> None:
     """A caller that goes away takes its request along."""
-    worker.held.set()
+    worker.hold()
     keys = worker.keys("double")
     call = asyncio.create_task(aio.infer("double", ROW))
     await wait_until_async(

@@ -50,18 +50,25 @@ SIGNATURES = {
 
 @dataclass
 class StandIn:
-    """What it did, and what it shall do: `held` keeps it from taking anything while it is set."""
+    """What it did, and what it shall do; while `held` is set it takes nothing more."""
 
     url: str
     prefix: str
     hint: bool = True
     held: threading.Event = field(default_factory=threading.Event)
+    resting: threading.Event = field(default_factory=threading.Event)
     stop: threading.Event = field(default_factory=threading.Event)
     served: list[Entry] = field(default_factory=list)
     refuse: Callable[[Entry, Body], NpufleetError | None] = lambda _entry, _body: None
 
     def keys(self, model: str) -> ModelKeys:
         return FleetKeys(self.prefix).model(model)
+
+    def hold(self) -> None:
+        """From now on it takes nothing; `held.clear()` lets it go on."""
+        self.resting.clear()
+        self.held.set()
+        assert self.resting.wait(10)
 
     def register(self, client: "redis.Redis", *, alive: bool = True) -> None:
         for model, signature in SIGNATURES.items():
@@ -78,8 +85,10 @@ class StandIn:
         with connect(self.url) as client:
             while not self.stop.is_set():
                 if self.held.is_set():
+                    self.resting.set()
                     self.stop.wait(0.01)
                     continue
+                self.resting.clear()
                 for model in SIGNATURES:
                     for lane in self.keys(model).lanes:
                         self._take(client, model, lane)
