@@ -206,7 +206,7 @@ INTERFACES=$(interfaces)
 trap clean_up EXIT
 trap 'exit 130' INT TERM
 export DOCKER_HOST=unix://$WORK/docker.sock DOCKER_CONFIG=$WORK/cli
-export GATEWAY_PORT=0 # any free one
+export COMPOSE_ANSI=never GATEWAY_PORT=0 # any free one
 
 say "container engine: packages (cache: $CACHE)"
 install_engine
