@@ -94,7 +94,9 @@ async def test_pictures_in_flight_together_are_answered_as_alone(
             *(client.infer("efficientnet-lite0", folder / "images" / name) for name in names)
         )
 
-    for name, answer in zip([*names, *names], [*answers, *(r.prediction for r in results)]):
+    for name, answer in zip(
+        [*names, *names], [*answers, *(r.prediction for r in results)], strict=True
+    ):
         assert [row["label"] for row in answer] == [row["label"] for row in wanted[name]]
         for row, want in zip(answer, wanted[name], strict=True):
             assert row["probability"] == pytest.approx(want["probability"], abs=1e-3)
