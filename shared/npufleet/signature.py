@@ -116,7 +116,9 @@ def check_inputs(signature: Signature, inputs: Mapping[str, Any]) -> int:
             f"input {', '.join(map(repr, missing))} is missing; "
             f"{signature.model} takes {signature.described()}"
         )
-    rows = {spec.name: _check_input(signature, spec, inputs[spec.name]) for spec in signature.inputs}
+    rows = {
+        spec.name: _check_input(signature, spec, inputs[spec.name]) for spec in signature.inputs
+    }
     counts = set(rows.values())
     if len(counts) > 1:
         raise InvalidShape(f"all inputs must have the same number of rows (shape[0]), got {rows}")

@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import redis
-import redis.asyncio
 
 from npufleet import wire
 from npufleet.endpoint import client
@@ -32,7 +30,7 @@ class MinimalWorker:
     """Answers every entry with its own body as the prediction; `hints` off loses all hints."""
 
     def __init__(self, url: str, prefix: str, *, hints: bool = True) -> None:
-        self.client = client(url, timeout_s=10)
+        self.client: Any = client(url, timeout_s=10)
         self.keys = FleetKeys(prefix)
         self.model = self.keys.model("m")
         self.hints = hints
@@ -118,7 +116,7 @@ async def test_a_lost_hint_costs_time_but_not_the_answer(
 
 
 async def test_connections_cut_by_the_server_come_back(
-    exchange: Exchange, worker: MinimalWorker, redis_client: redis.Redis
+    exchange: Exchange, worker: MinimalWorker, redis_client: Any
 ) -> None:
     """Both connections are cut under way: the waiting request is still answered, and later ones."""
     worker.hints = False
@@ -171,7 +169,7 @@ async def test_a_brought_id_is_run_once_and_answered_every_time(
 
 
 async def test_a_caller_that_goes_leaves_nothing(
-    exchange: Exchange, redis_client: redis.Redis, redis_url: str, prefix: str
+    exchange: Exchange, redis_client: Any, redis_url: str, prefix: str
 ) -> None:
     """A cancelled call marks its id, and its late reply is deleted at once."""
     entry = entry_of(exchange)
@@ -204,7 +202,7 @@ async def test_a_server_that_is_away_is_unavailable() -> None:
 
 
 async def test_the_registry_knows_live_workers_and_names_the_models(
-    redis_client: redis.Redis, redis_url: str, prefix: str
+    redis_client: Any, redis_url: str, prefix: str
 ) -> None:
     """What workers publish is what callers see; a heartbeat that is old does not count."""
     keys = FleetKeys(prefix)

@@ -26,7 +26,7 @@ class Lanes:
     """One model's keys on a real server, with the scripts as methods."""
 
     def __init__(self, client: redis.Redis, keys: ModelKeys) -> None:
-        self.client = client
+        self.client: Any = client  # redis-py's own types are unions of everything
         self.keys = keys
         for lane in keys.lanes:
             client.xgroup_create(lane, GROUP, id="0", mkstream=True)
