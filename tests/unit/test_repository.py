@@ -108,7 +108,7 @@ def test_the_highest_version_is_served(tmp_path: Path) -> None:
         ("[image]\nsize = [8, 8]\nstd = [1, 0, 1]", "image.std"),
         ("[image]\ncrop = 1", "image.size: Field required"),
         ("[classification]\nlabels = 'nope.txt'", "nope.txt does not exist"),
-        ("[executor]\nbackend = 'tensorflow'", "use one of acl, onnx, torch, or module:Class"),
+        ("[executor]\nbackend = 'tensorflow'", "use one of acl, onnx, sim, torch, or module:Class"),
         ("[executor]\nbackend = 'acl'", "put one of model.om there"),
         ("[fallback]\nmodel = 'm'", "the model itself"),
         ("[fallback]\nmodel = 'a b'", "a model name is"),

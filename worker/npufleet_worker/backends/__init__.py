@@ -16,10 +16,19 @@ from npufleet.tensors import DTYPES, Array
 SLOTS = 2
 """Batches that a backend holds at once: one running, the next one staged."""
 
-BY_SUFFIX: Mapping[str, str] = {".onnx": "onnx", ".om": "acl", ".pt": "torch", ".pth": "torch"}
+BY_SUFFIX: Mapping[str, str] = {
+    ".onnx": "onnx",
+    ".om": "acl",
+    ".pt": "torch",
+    ".pth": "torch",
+    ".sim": "sim",
+}
 """Suffixes of model files, and the backend that takes each."""
 
-_BUILT_IN: Mapping[str, str] = {"onnx": "npufleet_worker.backends.onnx:OnnxModel"}
+_BUILT_IN: Mapping[str, str] = {
+    "onnx": "npufleet_worker.backends.onnx:OnnxModel",
+    "sim": "npufleet_worker.backends.sim:SimulatedDevice",
+}
 _LATER = ("acl", "torch")
 
 
@@ -133,7 +142,7 @@ def _factory(path: Path, backend: str | None) -> Callable[..., Any]:
         known = ", ".join(BY_SUFFIX)
         raise ConfigurationError(
             f"{path}: no backend for this file; known suffixes are {known}, "
-            "and executor.backend takes onnx or module:Class"
+            f"and executor.backend takes {', '.join(_BUILT_IN)} or module:Class"
         )
     return _import(where)
 
