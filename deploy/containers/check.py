@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import statistics
 import sys
 import time
 import urllib.error
@@ -93,6 +94,7 @@ def check_spread(
     """
     known = list(samples(folder))
     served: collections.Counter[str] = collections.Counter()
+    latencies_ms: list[float] = []
     begun_s = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
         asked = {}
@@ -104,12 +106,15 @@ def check_spread(
             name, expected = asked[future]
             check_prediction(name, answer["prediction"], expected=expected)
             served[answer["worker"]] += 1
+            latencies_ms.append(answer["latency_ms"])
             if kill_pid is not None and answered == requests // 5:
                 os.kill(kill_pid, signal.SIGKILL)
                 print(f"  killed process {kill_pid} after {answered} answers")
     took_s = time.monotonic() - begun_s
-    shares = ", ".join(f"{worker}: {count}" for worker, count in served.most_common())
-    print(f"  {requests} requests, {requests} right answers, {took_s:.1f} s; {shares}")
+    median_ms, slowest_ms = statistics.median(latencies_ms), max(latencies_ms)
+    print(f"  {requests} requests, {requests} right answers in {took_s:.1f} s")
+    print(f"  latency: median {median_ms:.0f} ms, slowest {slowest_ms:.0f} ms")
+    print("  served:", ", ".join(f"{worker}: {count}" for worker, count in served.most_common()))
     if len(served) < workers:
         raise CheckFailed(f"{len(served)} workers took part, {workers} should have")
 
