@@ -34,6 +34,9 @@ REPLY_TTL_S = 60
 _MAP_WAIT_S = 24 * 3600.0
 """How long `map` waits for one answer: as long as the fleet keeps it."""
 
+_LOST_WAIT_S = 60.0
+"""How long `map` waits for an item of which a lost connection has left open if it was queued."""
+
 _PATIENCE_S = 600.0
 """How long `map` goes on offering an item to a full queue or to a server that is away."""
 
@@ -161,9 +164,11 @@ class AsyncClient:
         """Yields (index, result) of each item as the answers come, in no particular order.
 
         At most `in_flight` items are under way; the next is drawn when one was yielded. An item
-        that fails is a result with `error` set, and ends nothing; a full queue is waited for. No
-        deadline unless `timeout_ms` is given. What is under way when the iteration is left is
-        cancelled. A plain iterable is advanced on the event loop: make a slow one asynchronous.
+        that fails is a result with `error` set, and ends nothing; a full queue and a server that is
+        away are waited for. (ConnectionLost: it is not known whether the item was queued, and it
+        was not answered within a minute.) No deadline unless `timeout_ms` is given. What is under
+        way when the iteration is left is cancelled. A plain iterable is advanced on the event
+        loop: make a slow one asynchronous.
         """
         _check(options)
         await self._registry.get(model)
@@ -241,7 +246,9 @@ class AsyncClient:
     async def _exchanged(
         self, signature: Signature, entry: Entry, *, lane: str, timeout_s: float
     ) -> Result:
-        reply = await self._exchange.infer(signature, entry, lane=lane, timeout_s=timeout_s)
+        reply = await self._exchange.infer(
+            signature, entry, lane=lane, timeout_s=timeout_s, lost_timeout_s=_LOST_WAIT_S
+        )
         if not entry.brought:
             self._exchange.answered(signature.model, entry.id)
         return result_of(reply)

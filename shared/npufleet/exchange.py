@@ -10,9 +10,9 @@ from collections.abc import Awaitable
 
 from npufleet.connection import Link, ReplyError
 from npufleet.endpoint import resolve
-from npufleet.errors import ConnectionLost, NpufleetError
+from npufleet.errors import ConnectionLost, DeadlineExceeded, NpufleetError
 from npufleet.keys import FleetKeys
-from npufleet.replies import Replies
+from npufleet.replies import Replies, Waiter
 from npufleet.scripts import CANCEL
 from npufleet.signature import Signature
 from npufleet.submitter import Submitter
@@ -81,9 +81,19 @@ class Exchange:
         return await self._replies.wait(waiter, timeout_s=timeout_s)
 
     async def infer(
-        self, signature: Signature, entry: Entry, *, lane: str, timeout_s: float
+        self,
+        signature: Signature,
+        entry: Entry,
+        *,
+        lane: str,
+        timeout_s: float,
+        lost_timeout_s: float = float("inf"),
     ) -> Reply:
-        """Submits and waits. A cancelled call marks the request cancelled and leaves nothing."""
+        """Submits and waits. A cancelled call marks the request cancelled and leaves nothing.
+
+        Where it is not known whether the entry was added, the wait ends after `lost_timeout_s`,
+        with ConnectionLost, if that is sooner.
+        """
         model = signature.model
         waiter = self._replies.expect(model, entry.id)
         accepted = self._submitter.submit(model, entry, lane=lane, limits=signature.limits)
@@ -92,8 +102,10 @@ class Exchange:
                 # "" is an id that was there before: its reply may be there too
                 if not await accepted:
                     self._replies.look_now(waiter)
-            except ConnectionLost:
-                pass  # it may have been added: wait as if it was, and never send it twice
+            except ConnectionLost as lost:
+                # it may have been added: wait as if it was, and never send it twice
+                if lost_timeout_s < timeout_s:
+                    return await self._wait_or(lost, waiter, timeout_s=lost_timeout_s)
             return await self._replies.wait(waiter, timeout_s=timeout_s)
         except asyncio.CancelledError:
             if not entry.brought:
@@ -102,6 +114,12 @@ class Exchange:
             raise
         finally:
             self._replies.dismiss(waiter)  # where it has not come to waiting
+
+    async def _wait_or(self, lost: ConnectionLost, waiter: Waiter, *, timeout_s: float) -> Reply:
+        try:
+            return await self._replies.wait(waiter, timeout_s=timeout_s)
+        except DeadlineExceeded:
+            raise lost from None
 
     async def cancel(self, model: str, wire_id: str) -> None:
         """Marks an id as cancelled; what has begun to run is not stopped."""

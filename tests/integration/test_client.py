@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -418,6 +420,33 @@ async def test_a_thousand_at_once_get_their_own_answers(aio: AsyncClient) -> Non
     )
 
     assert [r.output[0, 0] for r in results] == [2 * n + 1 for n in range(1000)]
+
+
+async def test_map_does_not_wait_for_ever_for_what_may_never_have_been_queued(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that dies over a submit leaves open what became of it: the item says so."""
+    monkeypatch.setattr("npufleet.aio._LOST_WAIT_S", 0.2)
+    with running_server() as url, standing_in(url, prefix) as worker:
+        with connect(url) as plain:
+            process_id = plain.info("server")["process_id"]
+        async with AsyncClient(url, prefix=prefix) as client:
+            await client.infer("double", ROW)
+            worker.stop.set()  # it would not like what comes
+            worker.stopped.wait(10)
+            os.kill(process_id, signal.SIGSTOP)
+            results = client.map("double", [ROW])
+            first = asyncio.ensure_future(anext(results))
+            while not client._exchange.waiting:
+                await asyncio.sleep(0)
+            for _ in range(10):  # a few turns of the loop later it is written, and nobody reads it
+                await asyncio.sleep(0)
+            os.kill(process_id, signal.SIGKILL)
+            async with asyncio.timeout(20):
+                _, result = await first
+
+    assert isinstance(result.error, errors.ConnectionLost)
+    assert result.error.retryable
 
 
 def test_a_client_without_a_server_says_so() -> None:

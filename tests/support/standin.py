@@ -58,6 +58,7 @@ class StandIn:
     held: threading.Event = field(default_factory=threading.Event)
     resting: threading.Event = field(default_factory=threading.Event)
     stop: threading.Event = field(default_factory=threading.Event)
+    stopped: threading.Event = field(default_factory=threading.Event)
     served: list[Entry] = field(default_factory=list)
     refuse: Callable[[Entry, Body], NpufleetError | None] = lambda _entry, _body: None
 
@@ -92,6 +93,7 @@ class StandIn:
                 for model in SIGNATURES:
                     for lane in self.keys(model).lanes:
                         self._take(client, model, lane)
+        self.stopped.set()
 
     def _take(self, client: "redis.Redis", model: str, lane: str) -> None:
         answer: Any = client.xreadgroup(GROUP, "stand-in", {lane: ">"}, count=64)
