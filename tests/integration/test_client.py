@@ -435,10 +435,13 @@ async def test_map_does_not_wait_for_ever_for_what_may_never_have_been_queued(
             worker.stop.set()  # it would not like what comes
             worker.stopped.wait(10)
             os.kill(process_id, signal.SIGSTOP)
+
+            async def under_way() -> int:
+                return client._exchange.waiting
+
             results = client.map("double", [ROW])
             first = asyncio.ensure_future(anext(results))
-            while not client._exchange.waiting:
-                await asyncio.sleep(0)
+            await wait_until_async(under_way, what="the request")
             for _ in range(10):  # a few turns of the loop later it is written, and nobody reads it
                 await asyncio.sleep(0)
             os.kill(process_id, signal.SIGKILL)
