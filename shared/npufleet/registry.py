@@ -46,6 +46,7 @@ class Registry:
         self._states: Mapping[str, ModelState] = {}
         self._read_at_s = float("-inf")
         self._reading = asyncio.Lock()
+        self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -55,10 +56,10 @@ class Registry:
             await self.refresh()
 
     async def close(self) -> None:
+        """Ends the refreshing; a read under way ends by itself, within the client's timeout."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            self._stopping.set()  # not cancelled: redis-py may lose the cancellation of a read
+            await self._task
 
     async def get(self, model: str) -> ModelState:
         """The model's state; ModelNotFound names the models that exist."""
@@ -93,8 +94,7 @@ class Registry:
 
     async def _keep(self) -> None:
         failed = False
-        while True:
-            await asyncio.sleep(self._refresh_s)
+        while not await self._stopped_within(self._refresh_s):
             try:
                 await self.refresh()
                 failed = False
@@ -102,6 +102,11 @@ class Registry:
                 if not failed:
                     log.warning("cannot read the registry: %s", error)
                 failed = True
+
+    async def _stopped_within(self, limit_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), limit_s)
+        return self._stopping.is_set()
 
     async def _read(self) -> None:
         try:
