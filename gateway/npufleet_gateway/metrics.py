@@ -5,6 +5,7 @@ prometheus-client is imported. Knows nothing of HTTP or of where the numbers com
 """
 
 import os
+from functools import cache
 from pathlib import Path
 
 from prometheus_client import (
@@ -53,12 +54,17 @@ class Metrics:
             registry=self._registry,
         )
 
+        # `labels` looks up and checks at every call; these are called for every request.
+        self._requests_of = cache(self._requests.labels)
+        self._seconds_of = cache(self._seconds.labels)
+        self._bytes_of = cache(self._bytes.labels)
+
     def answered(self, *, model: str, code: str, seconds: float) -> None:
-        self._requests.labels(model, code).inc()
-        self._seconds.labels(model).observe(seconds)
+        self._requests_of(model, code).inc()
+        self._seconds_of(model).observe(seconds)
 
     def queued(self, *, model: str, size_bytes: int) -> None:
-        self._bytes.labels(model).inc(size_bytes)
+        self._bytes_of(model).inc(size_bytes)
 
     def in_flight(self, count: int) -> None:
         self._in_flight.set(count)

@@ -22,6 +22,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from npufleet.endpoint import client
 from npufleet.errors import ConfigurationError, Unavailable
 from npufleet.exchange import Exchange
+from npufleet.process import calm_collector
 from npufleet.registry import Registry
 from npufleet.server import check_async
 from npufleet.settings import Settings
@@ -59,6 +60,7 @@ def run(settings: Settings, *, reuse_port: bool = False) -> None:
     """
     logging.getLogger("aiohttp.server").addFilter(_NoUnreadable())
     _allow_files(_FILES)
+    calm_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, reuse_port=reuse_port))
 

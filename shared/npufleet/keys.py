@@ -6,6 +6,7 @@ Knows nothing of Redis itself.
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from npufleet.errors import InvalidId, ModelNotFound
 
@@ -108,6 +109,10 @@ class ModelKeys:
         return self.base + "control"
 
 
+_model_keys = lru_cache(maxsize=1024)(ModelKeys)
+"""Asked for several times per request: one object per model."""
+
+
 @dataclass(frozen=True, slots=True)
 class FleetKeys:
     """The keys that belong to no single model."""
@@ -115,7 +120,7 @@ class FleetKeys:
     prefix: str
 
     def model(self, name: str) -> ModelKeys:
-        return ModelKeys(self.prefix, name)
+        return _model_keys(self.prefix, name)
 
     @property
     def models(self) -> str:

@@ -35,6 +35,7 @@ def worker(
     import uvloop
 
     from npufleet import logs
+    from npufleet.process import calm_collector
     from npufleet.settings import load
     from npufleet_worker.supervisor import run
 
@@ -42,4 +43,5 @@ def worker(
         {"models": models, "redis_url": redis, "worker_name": name, "worker_http_port": http_port}
     )
     logs.setup(settings.log_level, settings.log_format)
+    calm_collector()
     uvloop.run(run(settings, redis_url=settings.server_url))
