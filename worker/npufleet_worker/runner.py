@@ -82,6 +82,7 @@ class Runner:
         self._running: set[_Running] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
+        self._pump_due = False
         self._execute_ms = 0.0
         self.restarting = 0
 
@@ -120,7 +121,10 @@ class Runner:
             work,
         )
         self._batcher.add(item, now_s)
-        self.pump()
+        if not self._pump_due:
+            # Once for all that the same read has brought: else the first of them would go alone.
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump_now)
 
     def expect(self, requests: int) -> None:
         """Requests that the next batch may wait for: 1 more is being decoded, -1 one less."""
@@ -145,6 +149,10 @@ class Runner:
         self._stopped = True
         self._cancel_timer()
         await asyncio.gather(*(executor.close() for executor in self._executors))
+
+    def _pump_now(self) -> None:
+        self._pump_due = False
+        self.pump()
 
     def pump(self) -> None:
         """Hands over all that is due, and looks again when the next batch will be."""
