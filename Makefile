@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 # Debian packages that the system tests want.  RUNLEVEL=1 below: they start no service.
 SYSTEM_PACKAGES := curl redis-server redis-tools openssl nodejs
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run demo test test-system check format containers clean
+.PHONY: help venv run demo bench test test-system check format containers clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +30,10 @@ run: venv ## start everything on this machine: Redis, a worker and a gateway
 demo: venv ## start the fleet, classify the sample images, check the answers, stop
 	@echo "==> npufleet demo"
 	@$(BIN)/npufleet demo
+
+bench: venv ## measure this machine, and other servers on it (BENCH_ARGS=--quick to try it)
+	@echo "==> python -m bench $(BENCH_ARGS)  (about an hour; results in build/bench)"
+	@$(BIN)/python -m bench $(BENCH_ARGS)
 
 test: venv ## run the tests that need nothing but Python
 	@echo "==> unit, contract and integration tests, on a real Valkey and with real processes"

@@ -10,7 +10,7 @@ from html import escape
 from bench.results import Row, summaries
 
 _LABELS_PX, _BARS_PX, _FIGURES_PX = 330, 420, 110
-_LINE_PX, _GAP_PX, _TOP_PX = 18, 14, 46
+_LINE_PX, _HEADING_PX, _TOP_PX = 18, 26, 40
 _STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#222}.title{font-size:15px;font-weight:600}"
     ".bar{fill:#3b7dd8}.range{stroke:#16345e;stroke-width:2}.grid{stroke:#ddd}.tick{fill:#777}"
@@ -24,9 +24,10 @@ def svg(rows: Sequence[Row], *, title: str) -> str:
     scale = _Scale(1.0, max(10.0, top))
     body, y, scenario = [], float(_TOP_PX), ""
     for row, group in shown:
-        if scenario and row.scenario != scenario:
-            y += _GAP_PX
-        scenario = row.scenario
+        if row.scenario != scenario:
+            scenario = row.scenario
+            y += _HEADING_PX
+            body.append(f'<text class="tick" x="10" y="{y - 5:.1f}">{escape(scenario)}</text>')
         body += _bar(row, group, scale, y)
         y += _LINE_PX
     width, height = _LABELS_PX + _BARS_PX + _FIGURES_PX, y + 30
@@ -60,7 +61,7 @@ def _grid(scale: _Scale, bottom: float) -> list[str]:
         parts.append(
             f'<line class="grid" x1="{x:.1f}" y1="{_TOP_PX - 6}" x2="{x:.1f}" y2="{bottom:.1f}"/>'
             f'<text class="tick" x="{x:.1f}" y="{bottom + 16:.1f}" text-anchor="middle">'
-            f"{decade:,.0f}/s</text>"
+            f"{_compact(decade)}/s</text>"
         )
     return parts
 
@@ -76,3 +77,10 @@ def _bar(row: Row, group: Sequence[Row], scale: _Scale, y: float) -> list[str]:
         f'<line class="range" x1="{low:.1f}" y1="{middle:.1f}" x2="{high:.1f}" y2="{middle:.1f}"/>'
         f'<text x="{high + 6:.1f}" y="{middle + 4:.1f}">{row.rate_s:,.0f}</text>'
     ]
+
+
+def _compact(number: float) -> str:
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:g}{letter}"
+    return f"{number:g}"

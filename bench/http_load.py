@@ -59,11 +59,13 @@ class HttpLoad:
         self._over = False
 
     def run(self) -> Report:
+        if self._load.rate_s is None:
+            # Before the window: a server whose backlog is short lets a crowd wait for a second.
+            for _ in range(self._load.clients):
+                self._connect(time.monotonic())
         window = Window(self._load)
         arrivals = self._arrivals(window.begun_s)
-        now_s = time.monotonic()
-        if self._load.rate_s is None:
-            self._again.extend([now_s] * self._load.clients)
+        now_s = window.begun_s
         while not window.closed(now_s):
             self._start_due(arrivals, now_s)
             ahead_s = min(_POLL_S, arrivals[0] - now_s) if arrivals else _POLL_S

@@ -5,6 +5,7 @@ Knows nothing of what the scenarios want to show.
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from bench.results import Claim, Row, row
 Roles = Mapping[str, Sequence[int]]
 """Ids of processes by what they do."""
 
-_GRACE_S = 90.0
+_GRACE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +78,12 @@ class Bench:
         roles: Roles,
         more: Callable[[Report], Mapping[str, float]] = lambda _: {},
     ) -> list[Row]:
-        """A row per load, all running at once; each row has the CPU of all."""
+        """A row per load, all running at once; CPU is per request of any of them."""
         wait_quiet(self.options.quiet_cores, patience_s=self.options.patience_s)
         reports, cpu = run_loads(loads, roles)
+        answered = sum(report.answered for report in reports)
         made = [
-            row(scenario, case, pair, report, cpu, more(report))
+            row(scenario, case, pair, report, cpu=cpu, answered=answered, more=more(report))
             for case, report in zip(cases, reports, strict=True)
         ]
         for each in made:
@@ -101,47 +103,58 @@ class Bench:
 def run_loads(loads: Sequence[Load], roles: Roles) -> tuple[list[Report], CpuUse]:
     """Run these generators at once; their reports, and the CPU used in the first one's window.
 
-    RuntimeError with what a generator said when it failed.
+    RuntimeError when one of them failed; it has said why on the standard error then.
     """
-    generators = [_start(load) for load in loads]
+    generators = [_Generator(load) for load in loads]
     try:
         first = generators[0]
-        accounted = {**roles, "generator": [process.pid for process in generators]}
-        _await(first, "begin")
+        accounted = {**roles, "generator": [generator.pid for generator in generators]}
+        first.await_word("begin")
         before = cpu_use(accounted)
-        _await(first, "end")
+        first.await_word("end")
         used = cpu_use(accounted).since(before)
-        return [
-            _report(process, load) for process, load in zip(generators, loads, strict=True)
-        ], used
+        for other in generators[1:]:
+            other.await_word("begin")
+            other.await_word("end")
+        return [generator.report() for generator in generators], used
     finally:
-        for process in generators:
-            process.kill()
-            process.communicate()
+        for generator in generators:
+            generator.close()
 
 
-def _start(load: Load) -> "subprocess.Popen[str]":
-    module = "bench.http_load" if load.target.startswith("http:") else "bench.direct_load"
-    return subprocess.Popen(
-        [sys.executable, "-m", module, load.to_json()],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[1],
-    )
+class _Generator:
+    """A load generator's process; it is killed where it takes far longer than its load lasts."""
 
+    def __init__(self, load: Load) -> None:
+        module = "bench.http_load" if load.target.startswith("http:") else "bench.direct_load"
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, load.to_json()],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[1],
+        )
+        self.pid = self._process.pid
+        limit_s = load.warm_up_s + load.seconds + load.timeout_s + _GRACE_S
+        self._limit = threading.Timer(limit_s, self._process.kill)
+        self._limit.start()
 
-def _await(process: "subprocess.Popen[str]", word: str) -> None:
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    if line != word:
-        process.kill()
-        raise RuntimeError(f"the load generator said {line!r}:\n{process.communicate()[1]}")
+    def await_word(self, word: str) -> None:
+        line = self._line()
+        if line != word:
+            raise RuntimeError(f"a load generator failed: it said {line!r} and not {word!r}")
 
+    def report(self) -> Report:
+        line = self._line()
+        if not line:
+            raise RuntimeError("a load generator failed: it made no report")
+        return Report.from_json(line)
 
-def _report(process: "subprocess.Popen[str]", load: Load) -> Report:
-    out, err = process.communicate(timeout=load.timeout_s + _GRACE_S)
-    lines = out.splitlines()
-    if process.returncode != 0 or not lines:
-        raise RuntimeError(f"the load generator failed:\n{err}")
-    return Report.from_json(lines[-1])
+    def close(self) -> None:
+        self._limit.cancel()
+        self._process.kill()
+        with self._process:
+            pass
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()

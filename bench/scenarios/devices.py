@@ -20,6 +20,8 @@ IN_FLIGHT = 128
 """Per worker, by direct feed: twice what a worker holds, so that the lanes are never empty."""
 
 _LIGHT_RATE_S = 40.0
+_LONGER = 5
+"""Times the usual seconds at light load: few requests make a poor p99."""
 _TRAP_MS = 100.0
 _TRAP_ARRIVALS = 20_000
 
@@ -56,14 +58,15 @@ def workers_scaling(bench: Bench) -> None:
         with repository() as folder:
             log = models.serve_simulated(folder, "sim", a_ms=A_MS, b_ms=B_MS, gears=GEARS)
             with serving(bench.options, folder, workers=workers) as fleet:
+                few = {"rate_s": _LIGHT_RATE_S, "seconds": _LONGER * bench.options.seconds}
                 loads = (
-                    (light, "light", _direct(bench, fleet, "sim", rate_s=_LIGHT_RATE_S)),
+                    (light, "light", _direct(bench, fleet, "sim", **few)),
                     (full, "full", _direct(bench, fleet, "sim", clients=IN_FLIGHT * workers)),
                 )
                 for rows, kind, load in loads:
                     row = bench.measure(
                         name,
-                        f"{workers} workers, {kind}",
+                        f"workers: {workers}, {kind}",
                         pair,
                         load=load,
                         roles=fleet.roles(),

@@ -17,6 +17,8 @@ _BATCH = 32
 _CLIENTS = (1, 16, 64, 256)
 _RATES_S = {"identity": (100.0, 1000.0, 3000.0), "mlp": (100.0, 1000.0, 3000.0), "convnet": (20.0,)}
 _LONG_WINDOW_MS = 50.0
+_LONGER = 5
+"""Times the usual seconds for a model of which a batch takes a quarter of one."""
 _GOALS = {"mosec": {"raw": 0.5, "json": 1.0}, "pytriton": {"raw": 2.0, "json": 2.0}}
 _GOAL_OF_HANDLERS = {"fastapi"}
 
@@ -28,7 +30,7 @@ def sweep(bench: Bench) -> None:
         serve_built(bench.options, folder, *models.SAMPLES)
         with serving(bench.options, folder) as fleet:
             for pair, model in itertools.product(range(bench.options.pairs), models.SAMPLES):
-                _bare(bench, name, model, pair)
+                _bare(bench, name, model, pair, seconds=bench.options.seconds)
                 for case, load in _sweep_loads(bench, model, fleet.url, fleet.redis_url):
                     bench.measure(name, case, pair, load=load, roles=fleet.roles())
 
@@ -56,10 +58,10 @@ def _sweep_loads(bench: Bench, model: str, url: str, redis_url: str) -> Iterator
         )
 
 
-def _bare(bench: Bench, name: str, model: str, pair: int) -> Row:
+def _bare(bench: Bench, name: str, model: str, pair: int, *, seconds: float) -> Row:
     """The limit, as a row: one thread, full batches, no server."""
     file = models.model_file(built(bench.options), model)
-    rate = bare.measure(file, batch=_BATCH, threads=1, seconds=bench.options.seconds)
+    rate = bare.measure(file, batch=_BATCH, threads=1, seconds=seconds)
     row = Row(
         scenario=name,
         case=f"{model}, bare, batches of {_BATCH}",
@@ -110,6 +112,7 @@ def convnet_limit(bench: Bench) -> None:
     """A model that fills a core: HTTP at saturation against the bare loop in this process."""
     name = "convnet_limit"
     ratios, idle, dearer = [], [], []
+    seconds = _LONGER * bench.options.seconds
     with repository() as folder:
         serve_built(bench.options, folder, "convnet")
         with serving(bench.options, folder) as fleet:
@@ -117,9 +120,10 @@ def convnet_limit(bench: Bench) -> None:
                 fleet.infer_url("convnet"),
                 models.vectors(built(bench.options), "convnet"),
                 clients=2 * _BATCH,
+                seconds=seconds,
             )
             for pair in range(bench.options.pairs):
-                limit = _bare(bench, name, "convnet", pair)
+                limit = _bare(bench, name, "convnet", pair, seconds=seconds)
                 row = bench.measure(
                     name,
                     f"convnet, HTTP raw, {2 * _BATCH} clients",
