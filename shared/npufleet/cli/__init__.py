@@ -102,4 +102,7 @@ def _sentence(error: Exception, words: list[str]) -> str:
 
 
 def _extra(entry: EntryPoint | None) -> str:
-    return "cli" if entry is None or entry in OWN else entry.name
+    """The extra that a command needs: `worker` for those of npufleet_worker, and so on."""
+    if entry is None or entry in OWN:
+        return "cli"
+    return entry.module.partition(".")[0].removeprefix("npufleet_")
