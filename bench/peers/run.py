@@ -12,6 +12,7 @@ from rich.console import Console
 from bench import machine, models, report
 from bench.measuring import Bench, Options
 from bench.peers.catalog import PEERS, Peer
+from bench.peers.killing import kill_under_load
 from bench.peers.serving import Serving, install, serving
 from bench.results import Row
 
@@ -28,13 +29,22 @@ def main(
     max_batch: Annotated[int, typer.Option(help="Rows of a batch.")] = 32,
     max_wait_ms: Annotated[float, typer.Option(help="Window of a batch.")] = 5.0,
     gateways: Annotated[int, typer.Option(help="Front processes of ours.")] = 1,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Kill -9 the model's process under load.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder of results and environments.")] = Path(
         "build/bench"
     ),
 ) -> None:
     """Measure servers on the same models with the same load; ratios are to the first one named."""
     peers = [_known(name) for name in names.split(",")]
-    options = Options(folder=out.resolve(), seconds=seconds, pairs=rounds, gateways=gateways)
+    options = Options(
+        folder=out.resolve(),
+        seconds=seconds,
+        pairs=rounds,
+        gateways=gateways,
+        patience_s=0.0 if kill else 30.0,  # the kill has its time
+    )
     models.build(options.folder / "models")
     for peer in peers:
         install(peer, options.folder)
@@ -54,7 +64,16 @@ def main(
     clients = [int(word) for word in conc.split(",")]
     for pair, name, peer in itertools.product(range(rounds), model.split(","), peers):
         try:
-            _measure(bench, peer, name, wire or peer.wires[0], pair=pair, clients=clients, how=how)
+            _measure(
+                bench,
+                peer,
+                name,
+                wire or peer.wires[0],
+                pair=pair,
+                clients=clients,
+                how=how,
+                kill=kill,
+            )
         except RuntimeError as error:  # this one does not start here; the others may
             bench.problems.append(str(error))
     _claim(bench, peers)
@@ -77,13 +96,18 @@ def _measure(
     pair: int,
     clients: list[int],
     how: Serving,
+    kill: bool,
 ) -> None:
     vectors = models.vectors(how.folder / "models", model)
     with serving(peer, model, wire, how) as running:
         for count in clients:
+            case = f"{model} {wire}, {count} clients"
+            if kill:
+                kill_under_load(bench, running, case, pair, vectors=vectors, clients=count)
+                continue
             bench.measure(
                 peer.name,
-                f"{model} {wire}, {count} clients",
+                case,
                 pair,
                 load=bench.load(running.url, vectors, wire=wire, clients=count),
                 roles=running.roles(),

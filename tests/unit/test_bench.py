@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 from itertools import islice
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -12,7 +14,10 @@ from bench import chart, device_log, ideal
 from bench.fleet import role_of
 from bench.loads import Load, Report, Tally, counted_from_s
 from bench.machine import CpuUse
+from bench.peers import serving
+from bench.peers.catalog import PEERS
 from bench.results import Claim, Row, row, summaries
+from bench.scenarios import SCENARIOS
 from bench.wires import WIRES, Checker, requests, values
 
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -181,3 +186,22 @@ def test_the_chart_is_an_image_that_names_every_case() -> None:
 def test_every_process_of_a_fleet_is_known_by_its_command(command: str, role: str) -> None:
     """So that its CPU stands in the right column."""
     assert role_of(command.split()) == role
+
+
+def test_every_server_of_the_catalog_can_be_installed_and_asked() -> None:
+    """Its script and its pins are there, and the generator speaks its wires."""
+    folder = Path(serving.__file__).parent
+    for name, peer in PEERS.items():
+        assert peer.name == name
+        assert (folder / "servers" / peer.script).is_file()
+        assert set(peer.wires) <= set(WIRES)
+        assert peer.json in peer.wires
+        if peer.requirements is not None:
+            assert (folder / "requirements" / f"{peer.requirements}.txt").is_file()
+
+
+def test_every_scenario_of_the_readme_exists_and_the_other_way_round() -> None:
+    """The table is the list."""
+    text = (Path(chart.__file__).parent / "README.md").read_text(encoding="utf-8")
+    table = text.split("## The scenarios", 1)[1].split("## ", 1)[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(SCENARIOS)
