@@ -92,8 +92,9 @@ class Connection(asyncio.Protocol):
         if not commands:
             future.set_result([])
             return future
-        self._waiting.append((future, len(commands), []))
+        # Packed first: what cannot be packed must not wait for an answer, which would be another's.
         packed = [_pack(command) for command in commands]
+        self._waiting.append((future, len(commands), []))
         self._transport.write(packed[0] if len(packed) == 1 else b"".join(packed))
         if self._watch is None:
             self._watch = loop.call_later(self._timeout_s, self._check, self._answered)
@@ -216,6 +217,7 @@ class Link:
     async def wait_connected(self) -> None:
         """Returns as soon as there is a connection; the caller sets the limit."""
         while not self.connected:
+            self._up.clear()  # it may be set still, while a socket is closing
             await self._up.wait()
 
     def drop(self) -> None:
@@ -267,7 +269,6 @@ class Link:
         while True:
             if self._current is not None:
                 await self._current.closed.wait()
-                self._up.clear()
                 self._current = None
                 log.warning("redis connection lost", extra={"link": self._name})
             await self._reopen()

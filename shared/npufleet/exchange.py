@@ -7,10 +7,11 @@ nothing of HTTP, of numpy or of how a model runs.
 import asyncio
 import contextlib
 from collections.abc import Awaitable
+from functools import partial
 
 from npufleet.connection import Link, ReplyError
 from npufleet.endpoint import resolve
-from npufleet.errors import ConnectionLost, DeadlineExceeded, NpufleetError
+from npufleet.errors import ConnectionLost, NpufleetError
 from npufleet.keys import FleetKeys
 from npufleet.replies import Replies, Waiter
 from npufleet.scripts import CANCEL
@@ -97,29 +98,31 @@ class Exchange:
         model = signature.model
         waiter = self._replies.expect(model, entry.id)
         accepted = self._submitter.submit(model, entry, lane=lane, limits=signature.limits)
+        accepted.add_done_callback(partial(self._accepted, waiter, lost_timeout_s))
         try:
-            try:
-                # "" is an id that was there before: its reply may be there too
-                if not await accepted:
-                    self._replies.look_now(waiter)
-            except ConnectionLost as lost:
-                # it may have been added: wait as if it was, and never send it twice
-                if lost_timeout_s < timeout_s:
-                    return await self._wait_or(lost, waiter, timeout_s=lost_timeout_s)
             return await self._replies.wait(waiter, timeout_s=timeout_s)
         except asyncio.CancelledError:
+            accepted.cancel()
             if not entry.brought:
                 self._replies.abandon(model, entry.id)
                 self._in_background(self.cancel(model, entry.id))
             raise
-        finally:
-            self._replies.dismiss(waiter)  # where it has not come to waiting
 
-    async def _wait_or(self, lost: ConnectionLost, waiter: Waiter, *, timeout_s: float) -> Reply:
-        try:
-            return await self._replies.wait(waiter, timeout_s=timeout_s)
-        except DeadlineExceeded:
-            raise lost from None
+    def _accepted(
+        self, waiter: Waiter, lost_timeout_s: float, accepted: asyncio.Future[str]
+    ) -> None:
+        """What a submit came to, for the one who waits for the reply: mostly nothing new."""
+        if accepted.cancelled():
+            return
+        error = accepted.exception()
+        if isinstance(error, ConnectionLost):
+            # It may have been added: wait as if it was, and never send it twice.
+            waiter.lost = error
+            waiter.expire_in(lost_timeout_s)
+        elif isinstance(error, NpufleetError):
+            waiter.fail(error)
+        elif not accepted.result():
+            self._replies.look_now(waiter)  # the id was there before: its reply may be there too
 
     async def cancel(self, model: str, wire_id: str) -> None:
         """Marks an id as cancelled; what has begun to run is not stopped."""

@@ -10,6 +10,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from npufleet import wire
@@ -27,6 +28,9 @@ _CHUNK_BYTES = 4 << 20
 _CHUNK_ITEMS = 128
 """Bounds of one script call, so that no call holds the server for long."""
 
+_TIDY_S = 0.05
+"""How long a deletion waits for a call to go along with."""
+
 _SEEN_TTL_MS = 30 * 24 * 3600 * 1000
 """How long an unanswered brought id is remembered, when its entry has no deadline."""
 
@@ -39,11 +43,14 @@ class _Item:
     lane: str
     entry: Entry
     limits: Limits
+    fields: list[str | bytes | int]
+    body: bytes
+    """A body too large for the stream; empty where the entry carries its own."""
     accepted: asyncio.Future[str]
 
     @property
     def large(self) -> bool:
-        return self.entry.body is not None and len(self.entry.body) > wire.INLINE_BODY_BYTES
+        return bool(self.body)
 
 
 class Submitter:
@@ -56,23 +63,31 @@ class Submitter:
         self._unlink: dict[str, list[str]] = defaultdict(list)
         self._lengths: dict[str, int] = {}
         self._scheduled = False
+        self._tidy: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def submit(self, model: str, entry: Entry, *, lane: str, limits: Limits) -> asyncio.Future[str]:
         """Queues one entry; the future gets its stream id ("" for an id that is already known).
 
         It fails with Overloaded, IdConflict, Unavailable, or with ConnectionLost when it is not
-        known whether the entry was added.
+        known whether the entry was added. Raises InvalidParameter for an entry that no stream can
+        carry: here, where it is alone.
         """
         accepted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._waiting[model].append(_Item(lane, entry, limits, accepted))
+        body, sent = b"", entry
+        if entry.body is not None and len(entry.body) > wire.INLINE_BODY_BYTES:
+            body = entry.body
+            sent = replace(entry, body=None, body_key=self._keys.model(model).body(entry.id))
+        item = _Item(lane, entry, limits, wire.entry_fields(sent), body, accepted)
+        self._waiting[model].append(item)
         self._schedule()
         return accepted
 
     def delete_reply(self, model: str, wire_id: str) -> None:
-        """Deletes a reply key along with the next call."""
+        """Deletes a reply key: along with the next call, or by itself where none comes soon."""
         self._unlink[model].append(self._keys.model(model).reply(wire_id))
-        self._schedule()
+        if self._tidy is None:
+            self._tidy = asyncio.get_running_loop().call_later(_TIDY_S, self._flush)
 
     def _schedule(self) -> None:
         if not self._scheduled:
@@ -81,6 +96,9 @@ class Submitter:
 
     def _flush(self) -> None:
         self._scheduled = False
+        if self._tidy is not None:
+            self._tidy.cancel()
+            self._tidy = None
         waiting, self._waiting = self._waiting, defaultdict(list)
         unlink, self._unlink = self._unlink, defaultdict(list)
         for model, items in waiting.items():
@@ -101,7 +119,7 @@ class Submitter:
         plain = [i for i in items if roomy and not i.entry.brought and not i.large]
         scripted = [i for i in items if not roomy or i.entry.brought or i.large]
         if plain:
-            self._spawn(self._send_plain(keys.lane(lane), plain, unlink))
+            self._send_plain(keys.lane(lane), plain, unlink)
         for chunk in _chunks(scripted):
             self._spawn(self._send_script(keys, lane, chunk))
         if unlink and not plain:
@@ -118,18 +136,26 @@ class Submitter:
         except NpufleetError:
             return  # they expire by themselves
 
-    async def _send_plain(self, lane_key: str, items: list[_Item], unlink: list[str]) -> None:
-        commands: list[Command] = [
-            ("XADD", lane_key, "*", *wire.entry_fields(item.entry)) for item in items
-        ]
+    def _send_plain(self, lane_key: str, items: list[_Item], unlink: list[str]) -> None:
+        commands: list[Command] = [("XADD", lane_key, "*", *item.fields) for item in items]
         commands.append(("XLEN", lane_key))
         if unlink:
             commands.append(("UNLINK", *unlink))
         try:
-            replies = await self._link.execute(commands)
+            replies = self._link.execute(commands)
         except NpufleetError as error:
             _fail(items, error)
             return
+        replies.add_done_callback(partial(self._sent_plain, lane_key, items))
+
+    def _sent_plain(
+        self, lane_key: str, items: list[_Item], done: asyncio.Future[list[Any]]
+    ) -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            _fail(items, error if isinstance(error, NpufleetError) else _refused(str(error)))
+            return
+        replies = done.result()
         length = replies[len(items)]
         if isinstance(length, int):
             self._lengths[lane_key] = length
@@ -179,19 +205,13 @@ def _script_call(
         return len(key_list)
 
     for item in items:
-        entry, body = item.entry, b""
-        timeout_ms = entry.timeout_ms
+        entry, timeout_ms = item.entry, item.entry.timeout_ms
         seen_at = index_of(keys.seen(entry.id)) if entry.brought else 0
-        body_at = 0
         seen_digest = wire.digest(entry.body or b"") if entry.brought else ""
-        if item.large:
-            body, body_key = entry.body or b"", keys.body(entry.id)
-            body_at = index_of(body_key)
-            entry = replace(entry, body=None, body_key=body_key)
-        fields = wire.entry_fields(entry)
+        body_at = index_of(keys.body(entry.id)) if item.large else 0
         lasts_ms = timeout_ms + _AFTER_DEADLINE_MS if timeout_ms else 0
         args += (seen_at, seen_digest, lasts_ms or _SEEN_TTL_MS)
-        args += (body_at, lasts_ms, body, len(fields), *fields)
+        args += (body_at, lasts_ms, item.body, len(item.fields), *item.fields)
     return key_list, args
 
 

@@ -70,7 +70,7 @@ _TEXTS = ("notify", "tenant", "traceparent", "version")
 
 
 def entry_fields(entry: Entry) -> list[str | bytes | int]:
-    """The flat field-value list that XADD takes."""
+    """The flat field-value list that XADD takes; InvalidParameter for text that is no UTF-8."""
     fields: list[str | bytes | int] = ["v", VERSION, "id", entry.id]
     if entry.timeout_ms is not None:
         fields += ("timeout_ms", entry.timeout_ms)
@@ -79,7 +79,7 @@ def entry_fields(entry: Entry) -> list[str | bytes | int]:
     for name in _TEXTS:
         value = getattr(entry, name)
         if value is not None:
-            fields += (name, value)
+            fields += (name, _encoded(name, value))
     if entry.brought:
         fields += ("brought", 1)
     if entry.body_key is not None:
@@ -87,6 +87,13 @@ def entry_fields(entry: Entry) -> list[str | bytes | int]:
     elif entry.body is not None:
         fields += ("body", entry.body)
     return fields
+
+
+def _encoded(name: str, value: str) -> bytes:
+    try:
+        return value.encode()
+    except UnicodeEncodeError:  # JSON may hold half a character
+        raise InvalidParameter(f"{name} cannot be sent: {ascii(value[:40])}") from None
 
 
 def parse_entry(fields: Sequence[bytes], *, body_prefix: str) -> Entry:

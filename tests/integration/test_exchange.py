@@ -9,7 +9,13 @@ import pytest
 
 from npufleet import wire
 from npufleet.endpoint import client
-from npufleet.errors import DeadlineExceeded, IdConflict, Overloaded, Unavailable
+from npufleet.errors import (
+    DeadlineExceeded,
+    IdConflict,
+    InvalidParameter,
+    Overloaded,
+    Unavailable,
+)
 from npufleet.exchange import Exchange
 from npufleet.keys import GROUP, FleetKeys
 from npufleet.registry import Registry
@@ -101,6 +107,22 @@ async def test_a_thousand_callers_each_get_their_own_answer(
     replies = await asyncio.gather(*(infer(exchange, entry_of(exchange, b)) for b in bodies))
 
     assert [reply.predictions for reply in replies] == [[body] for body in bodies]
+    assert exchange.waiting == 0
+
+
+async def test_an_entry_that_cannot_be_sent_fails_alone(
+    exchange: Exchange, worker: MinimalWorker
+) -> None:
+    """Half a character in a text: an error for it, an answer for what was sent beside it."""
+    bad, good = entry_of(exchange, version="\ud800"), entry_of(exchange)
+
+    error, reply = await asyncio.gather(
+        infer(exchange, bad), infer(exchange, good), return_exceptions=True
+    )
+
+    assert isinstance(error, InvalidParameter)
+    assert isinstance(reply, Reply)
+    assert reply.ok
     assert exchange.waiting == 0
 
 
