@@ -66,6 +66,11 @@ class Claim:
         return [value for value in self.values if not math.isnan(value)]
 
 
+def ratio(over: float, under: float) -> float:
+    """NaN where there is nothing to divide by: what did not answer is no yardstick."""
+    return over / under if under else math.nan
+
+
 def row(
     scenario: str,
     case: str,

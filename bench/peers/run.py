@@ -14,7 +14,7 @@ from bench.measuring import Bench, Options
 from bench.peers.catalog import PEERS, Peer
 from bench.peers.killing import kill_under_load
 from bench.peers.serving import Serving, install, serving
-from bench.results import Row
+from bench.results import Row, ratio
 
 
 def main(
@@ -76,7 +76,8 @@ def main(
             )
         except RuntimeError as error:  # this one does not start here; the others may
             bench.problems.append(str(error))
-    _claim(bench, peers)
+    if not kill:
+        _claim(bench, peers)
     report.show(Console(width=None if sys.stdout.isatty() else 200), bench)
     report.save(out / "peers-results.json", bench)
 
@@ -123,7 +124,7 @@ def _claim(bench: Bench, peers: list[Peer]) -> None:
     for (name, case), theirs in found.items():
         ours = found.get((first, case), [])
         if name != first and len(ours) == len(theirs):
-            ratios = [a.rate_s / b.rate_s for a, b in zip(ours, theirs, strict=True)]
+            ratios = [ratio(a.rate_s, b.rate_s) for a, b in zip(ours, theirs, strict=True)]
             bench.claim(first, f"{case}: over {name}", ratios, goal=1.0)
 
 

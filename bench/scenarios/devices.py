@@ -8,7 +8,7 @@ from bench import device_log, ideal, models
 from bench.fleet import RunningFleet
 from bench.loads import Load, Report
 from bench.measuring import Bench
-from bench.results import Row
+from bench.results import Row, ratio
 from bench.scenarios.repository import built, repository, serving
 
 A_MS, B_MS, GEAR = 5.0, 0.2, 32
@@ -177,4 +177,4 @@ def _use(log: Path) -> Callable[[Report], Mapping[str, float]]:
 
 def _ratios(over: list[Row], under: list[Row], name: str) -> list[float]:
     pairs = zip(over, under, strict=True)
-    return [getattr(above, name) / getattr(below, name) for above, below in pairs]
+    return [ratio(getattr(above, name), getattr(below, name)) for above, below in pairs]

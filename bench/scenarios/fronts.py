@@ -10,7 +10,7 @@ from bench.measuring import Bench
 from bench.peers.catalog import OURS, PEERS, Peer
 from bench.peers.serving import Serving
 from bench.peers.serving import serving as serving_peer
-from bench.results import Row
+from bench.results import Row, ratio
 from bench.scenarios.repository import built, repository, serve_built, serving
 
 _BATCH = 32
@@ -131,10 +131,10 @@ def convnet_limit(bench: Bench) -> None:
                     load=load,
                     roles=fleet.roles(),
                 )
-                ratios.append(row.rate_s / limit.rate_s)
+                ratios.append(ratio(row.rate_s, limit.rate_s))
                 executor_us = row.cpu_us["executor"]
                 idle.append(1 - executor_us * row.rate_s / 1e6)
-                dearer.append(executor_us / limit.cpu_us["executor"])
+                dearer.append(ratio(executor_us, limit.cpu_us["executor"]))
     bench.claim(name, "HTTP over the bare loop", ratios, goal=0.9)
     bench.claim(
         name,
@@ -174,7 +174,7 @@ def http_peers(bench: Bench) -> None:
             bench.claim(
                 name,
                 f"{model} {kind}, {clients} clients: ours over {peer_name}",
-                [mine / other for mine, other in zip(ours, theirs, strict=False)],
+                [ratio(mine, other) for mine, other in zip(ours, theirs, strict=False)],
                 goal=_goal(peer_name, kind),
             )
 

@@ -6,7 +6,7 @@ from bench.measuring import Bench
 from bench.peers.catalog import PEERS
 from bench.peers.serving import Serving
 from bench.peers.serving import serving as serving_peer
-from bench.results import Row
+from bench.results import Row, ratio
 from bench.scenarios.devices import A_MS, B_MS, GEAR
 from bench.scenarios.repository import built, repository, serve_built, serving
 
@@ -36,7 +36,7 @@ def direct_producers(bench: Bench) -> None:
                     roles=fleet.roles(),
                 )
         if _YARDSTICK in bench.options.peers:
-            ratios.append(ours.rate_s / _yardstick(bench, name, pair).rate_s)
+            ratios.append(ratio(ours.rate_s, _yardstick(bench, name, pair).rate_s))
     bench.claim(
         name,
         f"direct over {_YARDSTICK}'s raw HTTP",
@@ -72,8 +72,8 @@ def priorities(bench: Bench) -> None:
                 high, normal, low = bench.measure_together(
                     name, cases, pair, loads=list(loads.values()), roles=fleet.roles()
                 )
-        p99_ratios.append(high.p99_ms / alone.p99_ms)
-        low_shares.append(low.rate_s / (high.rate_s + normal.rate_s + low.rate_s))
+        p99_ratios.append(ratio(high.p99_ms, alone.p99_ms))
+        low_shares.append(ratio(low.rate_s, high.rate_s + normal.rate_s + low.rate_s))
     bench.claim(name, "high: p99 under overload over alone", p99_ratios, goal=2, at_least=False)
     bench.claim(name, "low: share of what was answered", low_shares, goal=_LOW_SHARE)
 

@@ -16,7 +16,7 @@ from bench.loads import Load, Report, Tally, counted_from_s
 from bench.machine import CpuUse
 from bench.peers import serving
 from bench.peers.catalog import PEERS
-from bench.results import Claim, Row, row, summaries
+from bench.results import Claim, Row, ratio, row, summaries
 from bench.scenarios import SCENARIOS
 from bench.wires import WIRES, Checker, requests, values
 
@@ -139,6 +139,12 @@ def test_a_claim_is_shown_by_its_median_alone_and_never_without_a_measurement() 
     nothing = Claim(scenario="s", name="n", values=[], goal=1.0)
     assert math.isnan(nothing.median)
     assert not nothing.shown
+
+
+def test_a_server_that_did_not_answer_is_no_yardstick() -> None:
+    """Its ratio is left out of the median, and does not end the benchmark."""
+    assert math.isnan(ratio(10, 0))
+    assert ratio(10, 4) == 2.5
 
 
 def test_cpu_is_per_request_of_all_that_was_answered_and_the_rest_is_foreign() -> None:
