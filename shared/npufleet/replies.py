@@ -33,16 +33,43 @@ _PING_S = 15.0
 
 
 class Waiter:
-    """One caller that waits for one reply. `look_at` is when the sweep next looks at the key."""
+    """One caller that waits for one reply; its future gets None when the time is up.
 
-    __slots__ = ("future", "id", "look_at", "model", "spacing_s")
+    `look_at` is when the sweep next looks at the key. `lost` is what to raise then, where it is
+    not known whether the request was added at all.
+    """
+
+    __slots__ = ("_timer", "future", "id", "look_at", "lost", "model", "spacing_s")
 
     def __init__(self, model: str, wire_id: str, now_s: float) -> None:
         self.model = model
         self.id = wire_id
-        self.future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
         self.spacing_s = _FIRST_LOOK_S
         self.look_at = now_s + _FIRST_LOOK_S
+        self.lost: NpufleetError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def fail(self, error: NpufleetError) -> None:
+        """There will be no reply."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def expire_in(self, timeout_s: float) -> None:
+        """Ends the wait then, unless it was to end sooner anyway."""
+        loop = asyncio.get_running_loop()
+        if self._timer is None or loop.time() + timeout_s < self._timer.when():
+            self.stop()
+            self._timer = loop.call_later(timeout_s, self._expire)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
 
 
 class Replies:
@@ -110,6 +137,7 @@ class Replies:
         if waiters is None or waiter not in waiters:
             return
         waiters.remove(waiter)
+        waiter.stop()
         if not waiters:
             del self._waiters[waiter.id]
 
@@ -120,17 +148,26 @@ class Replies:
             self._abandoned.popitem(last=False)
 
     async def wait(self, waiter: Waiter, *, timeout_s: float) -> Reply:
-        """The reply; after `timeout_s` and one last look at the key, DeadlineExceeded."""
+        """The reply; after `timeout_s` and one last look at the key, DeadlineExceeded.
+
+        Where `waiter.fail` was called, what it was given.
+        """
+        waiter.expire_in(timeout_s)
         try:
-            await asyncio.wait((waiter.future,), timeout=timeout_s)
-            if not waiter.future.done():
-                with contextlib.suppress(NpufleetError):
-                    await self._look([waiter])
-            if not waiter.future.done():
-                raise DeadlineExceeded(f"no answer within {timeout_s * 1000:.0f} ms")
-            return waiter.future.result()
+            reply = await waiter.future
+            if reply is None:
+                reply = await self._last_look(waiter)
+            if reply is None:
+                raise waiter.lost or DeadlineExceeded(f"no answer within {timeout_s * 1000:.0f} ms")
+            return reply
         finally:
             self.dismiss(waiter)
+
+    async def _last_look(self, waiter: Waiter) -> Reply | None:
+        last = Waiter(waiter.model, waiter.id, 0.0)
+        with contextlib.suppress(NpufleetError):
+            await self._look([last])
+        return last.future.result() if last.future.done() else None
 
     async def _subscribe(self, connection: Connection) -> None:
         connection.push(("SUBSCRIBE", self._channel))

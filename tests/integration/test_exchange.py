@@ -41,14 +41,15 @@ class MinimalWorker:
         self.model = self.keys.model("m")
         self.hints = hints
         self.served: list[str] = []
+        self.stopping = False  # not by cancelling: redis-py now and then loses that
 
     async def run(self) -> None:
         lanes = self.model.lanes
         for lane in lanes:
             await self.client.xgroup_create(lane, GROUP, id="0", mkstream=True)
-        while True:
+        while not self.stopping:
             read = await self.client.xreadgroup(
-                GROUP, "w", dict.fromkeys(lanes, ">"), count=10, block=1000
+                GROUP, "w", dict.fromkeys(lanes, ">"), count=10, block=100
             )
             for lane, entries in read or []:
                 for entry_id, fields in entries:
@@ -84,9 +85,8 @@ async def worker(redis_url: str, prefix: str) -> AsyncIterator[MinimalWorker]:
     worker = MinimalWorker(redis_url, prefix)
     task = asyncio.create_task(worker.run())
     yield worker
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    worker.stopping = True
+    await task
     await worker.client.aclose()
 
 

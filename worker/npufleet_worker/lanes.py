@@ -96,11 +96,11 @@ class Lanes:
         self._share.took([row[0] for row in rows])
         return [Arrival(row[0], row[1], row[2], bool(row[3]), row[4]) for row in rows]
 
-    async def wait(self) -> list[Arrival]:
-        """At most one entry a lane as soon as there is one, or nothing after two seconds."""
+    async def wait(self, most: int) -> list[Arrival]:
+        """What comes first, up to `most` entries a lane, or nothing after two seconds."""
         try:
             found = await self._blocking.call(
-                *("XREADGROUP", "GROUP", GROUP, self._consumer, "COUNT", 1),
+                *("XREADGROUP", "GROUP", GROUP, self._consumer, "COUNT", most),
                 *("BLOCK", int(_BLOCK_S * 1000)),
                 *("STREAMS", *self._keys.lanes, ">", ">", ">"),
             )
