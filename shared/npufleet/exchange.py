@@ -96,8 +96,8 @@ class Exchange:
         with ConnectionLost, if that is sooner.
         """
         model = signature.model
-        waiter = self._replies.expect(model, entry.id)
         accepted = self._submitter.submit(model, entry, lane=lane, limits=signature.limits)
+        waiter = self._replies.expect(model, entry.id)  # in time: it is sent when this tick ends
         accepted.add_done_callback(partial(self._accepted, waiter, lost_timeout_s))
         try:
             return await self._replies.wait(waiter, timeout_s=timeout_s)

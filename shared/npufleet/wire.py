@@ -93,7 +93,7 @@ def _encoded(name: str, value: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError:  # JSON may hold half a character
-        raise InvalidParameter(f"{name} cannot be sent: {ascii(value[:40])}") from None
+        raise InvalidParameter(f"{name} cannot be sent: {value[:40]!a}") from None
 
 
 def parse_entry(fields: Sequence[bytes], *, body_prefix: str) -> Entry:
