@@ -94,8 +94,8 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._held)
 
-    def __contains__(self, key: tuple[int, bytes]) -> bool:
-        return key in self._held
+    def find(self, key: tuple[int, bytes]) -> Held | None:
+        return self._held.get(key)
 
     def all(self) -> list[Held]:
         return list(self._held.values())

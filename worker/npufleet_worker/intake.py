@@ -90,15 +90,17 @@ class Intake:
         self._expect = expect
         self._fail = fail
         self._unplaced: deque[tuple[Held, Body, int]] = deque()
+        self._placing = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     def accept(self, arrivals: Sequence[Arrival]) -> None:
         """Takes charge of entries: from now on each of them ends in `ready` or `fail`."""
         now_s = time.monotonic()
-        fetch: list[Held] = []
         for arrival in arrivals:
-            if (arrival.lane, arrival.entry_id) in self._ledger:
-                continue  # claimed back from ourselves, after an answer that came late
+            known = self._ledger.find((arrival.lane, arrival.entry_id))
+            if known is not None:  # claimed, while what was begun with it is under way here still
+                known.lost = False
+                continue
             held = hold(
                 arrival,
                 body_prefix=self._keys.body_prefix,
@@ -112,20 +114,27 @@ class Intake:
                 self._fail(held, error)
             elif held.entry is not None and held.entry.body is not None:
                 self._read(held, held.entry.body)
-            else:
-                fetch.append(held)
-        if fetch:
-            self._spawn(self._fetch(fetch))
+            elif held.entry is not None:
+                self._spawn(self._fetch(held, held.entry.body_key or ""))
 
     def place_waiting(self) -> None:
         """Tries again to find memory for those that wait for it, the oldest first."""
+        if self._placing:
+            return  # one that was just placed has ended already: the loop below goes on
+        self._placing = True
+        try:
+            self._place_in_turn()
+        finally:
+            self._placing = False
+
+    def _place_in_turn(self) -> None:
         while self._unplaced:
             held, body, rows = self._unplaced[0]
-            if not held.lost and not self._place(held, body, rows):
-                return
-            self._unplaced.popleft()
             if held.lost:
                 self._ledger.remove(held)
+            elif not self._place(held, body, rows):
+                return
+            self._unplaced.popleft()
 
     def _wrong_version(self, held: Held) -> NpufleetError | None:
         asked = held.entry.version if held.entry else None
@@ -135,21 +144,19 @@ class Intake:
             f"{self._signature.model} serves version {self._signature.version}, not {asked!r}"
         )
 
-    async def _fetch(self, entries: Sequence[Held]) -> None:
-        keys = [held.entry.body_key or "" for held in entries if held.entry]
-        bodies: list[Any]
+    async def _fetch(self, held: Held, key: str) -> None:
+        """One body, however large: read together, many would outlast the connection's patience."""
         while True:
             try:
-                bodies = await self._link.execute([("GET", key) for key in keys])
+                (body,) = await self._link.execute([("GET", key)])
                 break
             except NpufleetError:
                 await asyncio.sleep(0.1)  # the link is on its way back; leases cover the rest
-        for held, body in zip(entries, bodies, strict=True):
-            if isinstance(body, bytes):
-                self._read(held, body)
-            else:
-                why = f": {body}" if isinstance(body, ReplyError) else ""
-                self._fail(held, BodyMissing(f"there is nothing under the entry's body_key{why}"))
+        if isinstance(body, bytes):
+            self._read(held, body)
+        else:
+            why = f": {body}" if isinstance(body, ReplyError) else ""
+            self._fail(held, BodyMissing(f"there is nothing under the entry's body_key{why}"))
 
     def _read(self, held: Held, raw: bytes) -> None:
         try:
@@ -202,6 +209,7 @@ class Intake:
             self._fail(held, error)
         else:
             self._ledger.remove(held)
+        self.place_waiting()
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
