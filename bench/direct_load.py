@@ -36,13 +36,13 @@ class DirectLoad:
         async with AsyncClient(self._load.target) as client:
             window = Window(self._load)
             if self._load.rate_s is None:
+                given_up = 0
                 await self._closed(client, window)
-                under_way = self._load.clients
             else:
-                under_way = await self._opened(client, window)
+                given_up = await self._opened(client, window)
             assert window.start_s is not None
             assert window.end_s is not None
-            return self._tally.report(window.start_s, window.end_s, unfinished=under_way)
+            return self._tally.report(window.start_s, window.end_s, unfinished=given_up)
 
     async def _closed(self, client: AsyncClient, window: Window) -> None:
         begun_s: dict[int, float] = {}

@@ -71,12 +71,10 @@ class HttpLoad:
             ahead_s = min(_POLL_S, arrivals[0] - now_s) if arrivals else _POLL_S
             self._serve(max(0.0, ahead_s))
             now_s = time.monotonic()
+        self._drain()
         assert window.start_s is not None
         assert window.end_s is not None
-        unfinished = len(self._open) - len(self._idle)
-        report = self._tally.report(window.start_s, window.end_s, unfinished=unfinished)
-        self._drain()
-        return report
+        return self._tally.report(window.start_s, window.end_s, unfinished=len(self._open))
 
     def _arrivals(self, begun_s: float) -> deque[float]:
         if self._load.rate_s is None:
@@ -103,7 +101,7 @@ class HttpLoad:
                 self._receive(connection)
 
     def _drain(self) -> None:
-        """Let what is under way end: a server that loses its clients would work for nobody."""
+        """Let what is under way end: whether it was answered counts, though not for the rate."""
         self._over = True
         end_s = time.monotonic() + self._load.timeout_s
         for connection in self._idle:
@@ -130,7 +128,7 @@ class HttpLoad:
 
     def _failed(self, kind: str, detail: str = "") -> None:
         self._tally.failed(kind, detail)
-        if self._load.rate_s is None:
+        if self._load.rate_s is None and not self._over:
             self._again.append(time.monotonic() + _AGAIN_S)
 
     def _send(self, connection: _Connection, begun_s: float) -> None:

@@ -66,8 +66,8 @@ class Report:
     """What came of a load within its window, `start_s` to `end_s` (monotonic seconds).
 
     Latencies and rate are those of right answers that came within the window; wrong answers and
-    failures are counted in `errors` by kind, over the whole load. `unfinished` had no answer when
-    the window closed. Latencies are NaN where there is no answer.
+    failures are counted in `errors` by kind, over the whole load. `unfinished` never had an answer:
+    lost, or given up when the load was over. Latencies are NaN where there is no answer.
     """
 
     start_s: float

@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import math
 import os
 import socket
 import struct
@@ -31,7 +32,7 @@ class CpuUse:
 
 
 def cpu_use(roles: Mapping[str, Iterable[int]]) -> CpuUse:
-    """The use of these processes, by role; one that has gone counts nothing."""
+    """The use of these processes, by role; NaN for a role of which one has gone."""
     by_role = {role: sum(map(_used_s, pids)) for role, pids in roles.items()}
     machine = psutil.cpu_times()
     return CpuUse(by_role, sum(machine) - machine.idle - machine.iowait)
@@ -41,7 +42,7 @@ def _used_s(pid: int) -> float:
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
-        return 0.0
+        return math.nan
     return float(times.user + times.system)
 
 

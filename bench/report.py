@@ -69,7 +69,7 @@ def _rows(rows: Sequence[Row]) -> Table:
     table = Table(title="Median rows; requests/s with their range; CPU in us per request")
     for name in ("scenario", "case"):
         table.add_column(name)
-    for name in ("req/s", "range", "p50 ms", "p99 ms", "batch", *ROLES, "foreign", "wrong"):
+    for name in ("req/s", "range", "p50 ms", "p99 ms", "batch", *ROLES, "foreign", "left", "wrong"):
         table.add_column(name, justify="right")
     for row, group in summaries(rows):
         rates = [each.rate_s for each in group]
@@ -84,6 +84,7 @@ def _rows(rows: Sequence[Row]) -> Table:
             _number(row.mean_batch),
             *(_number(row.cpu_us.get(role, math.nan)) for role in ROLES),
             _number(row.foreign_cores),
+            str(sum(each.unfinished for each in group)),
             f"[red]{wrong}[/]" if wrong else "0",
         )
     return table

@@ -23,6 +23,7 @@ import psutil
 
 from bench import models
 from bench.fleet import role_of
+from bench.machine import by_role
 from bench.peers.catalog import OURS, Peer
 from bench.wires import Checker, requests
 
@@ -51,6 +52,7 @@ class Serving:
 class RunningPeer:
     """A peer that has answered. Its processes are those with its mark in their environment."""
 
+    pid: int
     url: str
     wire: str
     peer: Peer
@@ -58,12 +60,9 @@ class RunningPeer:
 
     def roles(self) -> dict[str, list[int]]:
         """Its processes: ours by what they do, of others all together."""
-        roles: dict[str, list[int]] = {}
-        for process in marked(self.mark):
-            with suppress(psutil.Error):
-                role = role_of(process.cmdline()) if self.peer.name == OURS else "peer"
-                roles.setdefault(role, []).append(process.pid)
-        return roles
+        if self.peer.name == OURS:
+            return by_role(self.pid, role_of)
+        return {"peer": [process.pid for process in marked(self.mark)]}
 
 
 def install(peer: Peer, folder: Path) -> Path:
@@ -111,7 +110,7 @@ def serving(peer: Peer, model: str, wire: str, how: Serving) -> Iterator[Running
                 cwd=scratch,
                 start_new_session=True,
             )
-        running = RunningPeer(f"http://127.0.0.1:{port}{peer.path}", wire, peer, mark)
+        running = RunningPeer(process.pid, f"http://127.0.0.1:{port}{peer.path}", wire, peer, mark)
         try:
             _wait_ready(running, process, models.vectors(how.folder / "models", model), log)
             yield running
