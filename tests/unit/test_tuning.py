@@ -94,6 +94,17 @@ def test_the_largest_rate_within_the_bound_is_chosen() -> None:
     assert [p.rate for p in drawn] == sorted(p.rate for p in drawn)
 
 
+def test_rates_end_where_the_host_does() -> None:
+    """A device that is quicker than the process that feeds it is not promised in full."""
+    device = Device(profile(0.1, 0.01), host_rows_per_s=5000.0)
+    goal = Goal(50.0, requests=500)
+    choice = sweep(device, candidates([32], goal, adaptive=True), goal)
+    assert choice.chosen is not None
+    assert choice.chosen.best is not None
+    assert choice.chosen.best.rate == pytest.approx(0.95 * 5000)
+    assert device.profile.best_rows_per_s > 50_000
+
+
 def test_a_longer_wait_never_pays_beyond_the_bound() -> None:
     """Waits that leave no room for the run are not even tried."""
     assert {p.max_wait_ms for p in candidates([4], Goal(10.0), adaptive=True)} == {0, 1, 2, 5}

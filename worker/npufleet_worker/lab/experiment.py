@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -24,10 +24,14 @@ USUAL_ROWS = 32
 
 _DIFFERENT_ROWS = 32
 _SEED = 20
-_REHEARSALS = 4
+_REHEARSALS = 5
 _LEAST_REQUESTS = 200
-_SLOWER = 0.85
+_SLOWER = 0.75
 _KEPT_PACE = 0.9
+_FLOOD_S = 1.0
+_FLOOD_RATE = 1.2
+_FLOOD_REQUESTS = (500, 50_000)
+_HOST_IS_ENOUGH = 0.9
 
 
 class Bars(Protocol):
@@ -60,7 +64,7 @@ class Findings:
     """All that was found out. `choice` is None where no gear settled, `rehearsal` with no need."""
 
     times: tuple[GearTime, ...]
-    profile: Profile | None
+    device: Device | None
     choice: Choice | None
     curve: tuple[Point, ...]
     rehearsal: Rehearsal | None
@@ -81,6 +85,7 @@ async def tune(config: ModelConfig, plan: Plan, room: Room, bars: Bars) -> Findi
             return Findings(tuple(times), None, None, (), None)
         batching = trial.config.batching
         device = Device(Profile(settled), batching.gears, batching.min_batch_size)
+        device = await _with_its_host(trial, rows, device, plan)
         policies = _policies(config, device, plan.goal)
         with bars(len(policies)) as advance:
             choice = tuning.sweep(device, policies, plan.goal, advance=advance)
@@ -89,8 +94,11 @@ async def tune(config: ModelConfig, plan: Plan, room: Room, bars: Bars) -> Findi
         if choice.chosen is not None:
             curve = tuple(tuning.curve(device, choice.chosen.policy, plan.goal))
             if plan.rehearse_s:
-                rehearsal = await _rehearse(trial, rows, device, plan, choice.chosen)
-        return Findings(tuple(times), device.profile, choice, curve, rehearsal)
+                with bars(_REHEARSALS) as advance:
+                    rehearsal = await _rehearse(
+                        trial, rows, device=device, plan=plan, chosen=choice.chosen, advance=advance
+                    )
+        return Findings(tuple(times), device, choice, curve, rehearsal)
 
 
 def widened(batching: Batching, largest_rows: int | None) -> Batching:
@@ -133,8 +141,29 @@ def today_of(config: ModelConfig) -> BatchPolicy:
     return BatchPolicy(batching.max_batch_size, batching.max_wait_ms, adaptive=adaptive)
 
 
+async def _with_its_host(
+    trial: Trial, rows: Sequence[Request], device: Device, plan: Plan
+) -> Device:
+    """The device, and what this process can feed it where that is less: found by a flood."""
+    best, size = device.profile.best_rows_per_s, device.profile.times[-1].gear
+    least, most = _FLOOD_REQUESTS
+    load = Load(_FLOOD_RATE * best, min(max(least, int(best * _FLOOD_S)), most))
+    if load.requests > load.rate * _FLOOD_S:
+        return device  # too slow for a host to matter
+    seen = await rehearse(trial, rows, BatchPolicy(size, 0.0), device, load)
+    if seen.rate > _HOST_IS_ENOUGH * best:
+        return device
+    return replace(device, host_rows_per_s=seen.rate)
+
+
 async def _rehearse(
-    trial: Trial, rows: Sequence[Request], device: Device, plan: Plan, chosen: tuning.Verdict
+    trial: Trial,
+    rows: Sequence[Request],
+    *,
+    device: Device,
+    plan: Plan,
+    chosen: tuning.Verdict,
+    advance: Advance,
 ) -> Rehearsal:
     """In real time, at the rate of the simulation, and slower until the goal is met."""
     assert chosen.best is not None
@@ -144,6 +173,7 @@ async def _rehearse(
         load = Load(rate, requests, plan.goal.seed + attempt)
         seen = await rehearse(trial, rows, chosen.policy, device, load)
         tried.append(seen)
+        advance("in real time")
         if plan.goal.met(seen) and seen.rate >= _KEPT_PACE * rate:
             return Rehearsal(tuple(tried), seen)
         rate = _SLOWER * min(rate, max(seen.rate, 1e-3))

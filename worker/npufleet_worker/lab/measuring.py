@@ -136,7 +136,7 @@ class _Rehearsal:
         self._under_way = 0
         self._timer: asyncio.TimerHandle | None = None
         self._latencies_s: list[float] = []
-        self._batches = 0
+        self._ends: list[tuple[float, int]] = []
         self._error: BaseException | None = None
         self._moved = asyncio.Event()
 
@@ -160,12 +160,16 @@ class _Rehearsal:
             sustained = await self._drain(len(arrivals), give_up_s)
         finally:
             self._stop_timer()
-        took_s = time.monotonic() - begun_s
-        latencies_s = self._latencies_s or [took_s]
-        # Answers lag behind arrivals by about the median, which is no time of serving.
-        rate = len(latencies_s) / (took_s - min(float(np.median(latencies_s)), took_s / 2))
-        mean_batch = len(latencies_s) / max(1, self._batches)
-        return point(rate, latencies_s, mean_batch, sustained=sustained)
+        latencies_s = self._latencies_s or [time.monotonic() - begun_s]
+        mean_batch = len(latencies_s) / max(1, len(self._ends))
+        return point(self._rate(), latencies_s, mean_batch, sustained=sustained)
+
+    def _rate(self) -> float:
+        """Answers per second between the first batch and the last: without filling and emptying."""
+        if len(self._ends) < 2:
+            return 0.0
+        (first_s, first_rows), (last_s, _) = self._ends[0], self._ends[-1]
+        return (len(self._latencies_s) - first_rows) / max(last_s - first_s, 1e-9)
 
     async def _drain(self, wanted: int, give_up_s: float) -> bool:
         """Wait for the rest, or until it is too late; whether all have come."""
@@ -215,7 +219,7 @@ class _Rehearsal:
         self._batcher.observe(result.gear, result.execute_ms)
         result.release()
         self._pump()
-        self._batches += 1
+        self._ends.append((now_s, batch.rows))
         self._latencies_s.extend(now_s - item.arrival_s for item in batch.items)
 
     def _raise(self) -> None:

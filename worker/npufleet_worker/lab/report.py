@@ -1,5 +1,6 @@
 """What a tuning found, for people and for programs: tables, sentences, JSON, a chart."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -41,13 +42,13 @@ def conclusion(config: ModelConfig, findings: Findings, goal: Goal) -> Iterator[
         lowest = near.points[0]
         yield (
             f"no setting keeps p99 within {goal.p99_ms:g} ms: the best within reach is "
-            f"{lowest.p99_ms:.3g} ms ({_setting(near.policy)}, at {_rate(lowest.rate)} rows/s)"
+            f"{_ms(lowest.p99_ms)} ({_setting(near.policy)}, at {_rate(lowest.rate)} rows/s)"
         )
         return
     best = choice.chosen.best
     yield (
-        f"{_setting(choice.chosen.policy)}: {_rate(best.rate)} rows/s with p99 {best.p99_ms:.3g} "
-        f"ms (bound {goal.p99_ms:g} ms), the most of {len(choice.verdicts)} settings"
+        f"{_setting(choice.chosen.policy)}: {_rate(best.rate)} rows/s with p99 {_ms(best.p99_ms)} "
+        f"(bound {goal.p99_ms:g} ms), the most of {len(choice.verdicts)} settings"
     )
     yield from _beyond(choice.chosen, goal)
     yield from _today(config, choice)
@@ -59,7 +60,7 @@ def document(
 ) -> dict[str, Any]:
     """All of it as JSON has it; `written` is the file that was changed."""
     choice, rehearsal = findings.choice, findings.rehearsal
-    fit = findings.profile.fit() if findings.profile else None
+    fit = findings.device.profile.fit() if findings.device else None
     chosen = choice.chosen if choice else None
     near = choice.nearest if choice and chosen is None else None
     return {
@@ -77,6 +78,7 @@ def document(
             for time in findings.times
         ],
         "fit": asdict(fit) if fit else None,
+        "host_rows_per_s": _host(findings),
         "settings": [_verdict(verdict) for verdict in choice.verdicts] if choice else [],
         "chosen": _verdict(chosen) if chosen else None,
         "best_within_reach": _verdict(near) if near else None,
@@ -93,7 +95,7 @@ def document(
 def chart(config: ModelConfig, findings: Findings, goal: Goal) -> str:
     """Latency over throughput: the chosen setting, the best of the other sizes, the proof."""
     assert findings.choice is not None
-    assert findings.profile is not None
+    assert findings.device is not None
     chosen = findings.choice.chosen
     lines = []
     if chosen is not None:
@@ -110,7 +112,7 @@ def chart(config: ModelConfig, findings: Findings, goal: Goal) -> str:
     return draw(
         lines,
         title=f"{config.name}/{config.version}: latency over throughput",
-        x=Axis("rows per second", findings.profile.best_rows_per_s),
+        x=Axis("rows per second", findings.device.best_rows_per_s),
         y=Axis("ms from arrival to the end of the run", goal.p99_ms * _CHART_P99),
         limit=(f"bound {goal.p99_ms:g} ms", goal.p99_ms),
     )
@@ -119,7 +121,7 @@ def chart(config: ModelConfig, findings: Findings, goal: Goal) -> str:
 def _times_table(findings: Findings) -> Table:
     table = Table("gear", "ms per batch", "rows/s", "of the best", "fit", "windows")
     best = max(time.rows_per_s for time in findings.times)
-    fit = findings.profile.fit() if findings.profile else None
+    fit = findings.device.profile.fit() if findings.device else None
     for time in findings.times:
         fitted = f"{fit.fixed_ms + fit.row_ms * time.gear:.3f}" if fit else ""
         table.add_row(
@@ -134,9 +136,12 @@ def _times_table(findings: Findings) -> Table:
 
 
 def _measured(findings: Findings) -> Iterator[str]:
-    fit = findings.profile.fit() if findings.profile else None
+    fit = findings.device.profile.fit() if findings.device else None
     if fit is not None:
         yield f"a batch of n rows takes about {fit.fixed_ms:.3g} ms + n * {fit.row_ms:.3g} ms"
+    host = _host(findings)
+    if host is not None:
+        yield f"the device could do more than this host can feed it: {_rate(host)} rows/s"
     unsettled = [time.gear for time in findings.times if not time.settled]
     if unsettled:
         yield (
@@ -145,13 +150,20 @@ def _measured(findings: Findings) -> Iterator[str]:
         )
 
 
+def _host(findings: Findings) -> float | None:
+    """What the host can do, where that is less than the device could."""
+    if findings.device is None or math.isinf(findings.device.host_rows_per_s):
+        return None
+    return findings.device.host_rows_per_s
+
+
 def _settings_table(choice: Choice, goal: Goal) -> Table:
     table = Table("max_batch_size", "max_wait_ms", "rows/s within the bound", "p99 there", "batch")
     for verdict in choice.best_of_sizes():
         chosen = " <" if verdict is choice.chosen else ""
         best = verdict.best
         cells = (
-            (f"{_rate(best.rate)}{chosen}", f"{best.p99_ms:.3g} ms", f"{best.mean_batch:.1f}")
+            (f"{_rate(best.rate)}{chosen}", _ms(best.p99_ms), f"{best.mean_batch:.1f}")
             if best
             else (_missed(verdict.points[0]), "", "")
         )
@@ -164,14 +176,14 @@ def _settings_table(choice: Choice, goal: Goal) -> Table:
 def _missed(lowest: Point) -> str:
     if not lowest.sustained:
         return f"none: too slow for {_rate(lowest.rate)}"
-    return f"none: p99 {lowest.p99_ms:.3g} ms at {_rate(lowest.rate)}"
+    return f"none: p99 {_ms(lowest.p99_ms)} at {_rate(lowest.rate)}"
 
 
 def _beyond(chosen: Verdict, goal: Goal) -> Iterator[str]:
     assert chosen.best is not None
     more = [point for point in chosen.points if point.rate > chosen.best.rate]
     if more:
-        found = f"p99 would be {more[0].p99_ms:.3g} ms" if more[0].sustained else "the queue grows"
+        found = f"p99 would be {_ms(more[0].p99_ms)}" if more[0].sustained else "the queue grows"
         yield f"beyond: at {_rate(more[0].rate)} rows/s {found}"
 
 
@@ -197,8 +209,8 @@ def _rehearsed(findings: Findings) -> Iterator[str]:
     for point in rehearsal.tried:
         verdict = "met" if point is rehearsal.confirmed else "missed"
         yield (
-            f"in real time: {_rate(point.rate)} rows/s, p50 {point.p50_ms:.3g} ms, p99 "
-            f"{point.p99_ms:.3g} ms, batches of {point.mean_batch:.1f}: {verdict}"
+            f"in real time: {_rate(point.rate)} rows/s, p50 {_ms(point.p50_ms)}, p99 "
+            f"{_ms(point.p99_ms)}, batches of {point.mean_batch:.1f}: {verdict}"
         )
     if rehearsal.confirmed is None:
         yield "NOT CONFIRMED: in real time this setting misses the bound; nothing was chosen"
@@ -230,6 +242,10 @@ def _latencies(points: tuple[Point, ...]) -> tuple[tuple[float, float], ...]:
 
 def _setting(policy: BatchPolicy) -> str:
     return f"max_batch_size = {policy.max_batch_size}, max_wait_ms = {policy.max_wait_ms:g}"
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:,.0f} ms" if milliseconds >= 100 else f"{milliseconds:.3g} ms"
 
 
 def _rate(rows_per_s: float) -> str:

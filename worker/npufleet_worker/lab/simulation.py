@@ -30,11 +30,20 @@ HELD_BATCHES = 4
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What runs the batches: its times, and the sizes that it pads to (none: any size)."""
+    """What runs the batches: its times, and the sizes that it pads to (none: any size).
+
+    `host_rows_per_s` is what the process that feeds it can do, whatever the device could.
+    """
 
     profile: Profile
     gears: tuple[int, ...] = ()
     min_batch_size: int = 1
+    host_rows_per_s: float = math.inf
+
+    @property
+    def best_rows_per_s(self) -> float:
+        """The throughput that nothing beats: of the best gear, or of the host."""
+        return min(self.profile.best_rows_per_s, self.host_rows_per_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,17 +87,17 @@ def tune(
     findings = uvloop.run(experiment.tune(config, plan, room, bar))
     chosen = _taken(findings)
     path = settings.models / config.name / "model.toml"
-    if chosen and write:
-        _write(path, chosen)
+    if not as_json:
+        report.show(config, findings, plan.goal)  # first: writing may fail
     if chart is not None and findings.choice is not None:
         chart.write_text(report.chart(config, findings, plan.goal), encoding="utf-8")
+    if chosen and write:
+        _write(path, chosen)
     if as_json:
         written = str(path) if chosen and write else None
         print(json.dumps(report.document(config, findings, plan.goal, written=written), indent=2))
-    else:
-        report.show(config, findings, plan.goal)
-        if chosen:
-            print(f"written to {path}" if write else f"nothing was written to {path} (--dry-run)")
+    elif chosen:
+        print(f"written to {path}" if write else f"nothing was written to {path} (--dry-run)")
     if chosen is None:
         raise typer.Exit(1)
 

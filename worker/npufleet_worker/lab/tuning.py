@@ -1,7 +1,7 @@
 """Which batching settings serve the most rows within a latency bound. Pure; runs simulations.
 
-The rates that are tried are steps of the device's best throughput, so that settings can be
-compared. Knows nothing of devices, files or tables.
+The rates that are tried are steps of the best throughput, so that settings can be compared. Knows
+nothing of files, processes or tables.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -136,7 +136,7 @@ def _judge(device: Device, policy: BatchPolicy, goal: Goal) -> Verdict:
 
 def _try(device: Device, policy: BatchPolicy, goal: Goal, step: int) -> Point:
     profile = device.profile
-    rate = profile.best_rows_per_s * step / STEPS
+    rate = device.best_rows_per_s * step / STEPS
     if rate > _FULL * profile.capacity(policy.max_batch_size):
         return Point(rate, OVERLOADED, OVERLOADED, float(policy.max_batch_size), sustained=False)
     load = Load(rate, goal.requests, goal.seed)
