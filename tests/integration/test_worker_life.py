@@ -1,5 +1,6 @@
 """What a real worker does when a request, its executor, itself or Redis goes wrong."""
 
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -196,3 +197,46 @@ def test_models_that_cannot_be_loaded_do_not_keep_others_from_serving(
         log = worker.log.read_text()
     assert "broken" in log
     assert "did you mean batching.max_batch_size" in log
+
+
+def test_orphans_are_claimed_by_a_worker_that_is_full(
+    redis_url: str, prefix: str, repository: Path, obedient: Producer
+) -> None:
+    """The entries of a dead worker are nobody else's: a backlog does not keep them waiting."""
+    lane = obedient.keys.lane("normal")
+    obedient.client.xgroup_create(lane, GROUP, id="0", mkstream=True)
+    orphan = ask(obedient, 7)
+    obedient.client.xreadgroup(GROUP, "ghost", {lane: ">"})
+    ask(obedient, HOLD)
+    with running_worker(redis_url, prefix, repository, lease_s=LEASE_S):
+        started(repository)
+        for n in range(1, 60):
+            ask(obedient, n)
+
+        wait_until(
+            lambda: not obedient.client.xpending_range(lane, GROUP, "-", "+", 1, "ghost"),
+            what="the orphan to be claimed",
+            limit_s=6 * LEASE_S,
+        )
+        go(repository)
+        assert values(obedient.reply(orphan)) == [14.0, 2.0]
+
+
+def test_a_model_that_has_drained_stays_away_while_another_one_still_drains(
+    redis_url: str, prefix: str, repository: Path, obedient: Producer
+) -> None:
+    """It neither announces itself again nor claims what it could not serve any more."""
+    shutil.copytree(ROOT / "models/double", repository / "double")
+    other = Producer(obedient.client, prefix, "double")
+    with running_worker(redis_url, prefix, repository, lease_s=LEASE_S) as worker:
+        held = ask(obedient, HOLD)
+        started(repository)
+        worker.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: not other.client.exists(other.keys.workers), what="double to leave")
+        end_s = other.client.time()[0] + LEASE_S
+        wait_until(lambda: other.client.time()[0] > end_s, what="a lease to pass")
+        go(repository)
+
+        assert worker.process.wait(timeout=20) == 0
+        assert values(obedient.reply(held)) == [2.0 * HOLD, 2.0]
+    assert other.client.exists(other.keys.workers, obedient.keys.workers) == 0

@@ -92,7 +92,7 @@ class Lanes:
         server_ms, missing, rows = answer
         self._clock.observe(server_ms, now_s=time.monotonic())
         if missing:
-            await self._group_lost([LANES[lane - 1] for lane in missing])
+            await self._restore([LANES[lane - 1] for lane in missing])
         self._share.took([row[0] for row in rows])
         return [Arrival(row[0], row[1], row[2], bool(row[3]), row[4]) for row in rows]
 
@@ -133,7 +133,10 @@ class Lanes:
             log.debug("cannot unblock the reader; it ends by itself")
 
     async def claim(self, lease_s: float) -> list[Arrival]:
-        """Entries whose lease is over: of workers that are gone, and own ones never answered."""
+        """Entries whose lease is over: of workers that are gone, and own ones never answered.
+
+        Some of each lane at a time; nothing where there are no more.
+        """
         claimed: list[Arrival] = []
         for at, lane in enumerate(self._keys.lanes, 1):
             cursor, rows = await self._link.run(
@@ -147,6 +150,13 @@ class Lanes:
             self._cursors[lane] = cursor.decode()
             claimed += [Arrival(at, row[0], row[1], False, row[2]) for row in rows]
         return claimed
+
+    async def _restore(self, lanes: list[str]) -> None:
+        """As `_group_lost`, where entries of other lanes are in hand already: they go on."""
+        try:
+            await self._group_lost(lanes)
+        except (NpufleetError, ReplyError) as error:
+            log.warning("cannot create it yet: %s", error)  # the next take finds it missing again
 
     async def _group_lost(self, lanes: list[str]) -> None:
         log.warning("consumer group is gone; creating it again", extra={"lanes": ",".join(lanes)})

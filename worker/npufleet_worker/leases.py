@@ -5,6 +5,8 @@ lease: entries of workers that are gone. Knows nothing of what the entries say.
 """
 
 import logging
+import math
+import time
 from collections.abc import Iterable
 
 from npufleet.connection import Link
@@ -28,6 +30,7 @@ class Leases:
         self._link = link
         self._keys = keys
         self._consumer = consumer
+        self._beat_s = self._steady_since_s = -math.inf
 
     async def register(self, signature: Signature) -> None:
         """Publishes the model; done again at every beat, since Redis may have been emptied."""
@@ -39,10 +42,22 @@ class Leases:
             ]
         )
 
-    async def beat(self, clock: ServerClock, *, now_s: float) -> None:
+    async def beat(self, clock: ServerClock, *, lease_s: float) -> None:
         """Says that this worker lives."""
         server_ms = await self._link.run(BEAT, [self._keys.workers], [self._consumer])
+        now_s = time.monotonic()  # after the answer, as the clock wants it
         clock.observe(server_ms, now_s=now_s)
+        if now_s - self._beat_s > lease_s:
+            self._steady_since_s = now_s
+        self._beat_s = now_s
+
+    def may_claim(self, lease_s: float) -> bool:
+        """Whether this worker has been heard for a whole lease without a gap of one.
+
+        After a stall of Redis, or of this worker, others look gone that only could not be heard.
+        """
+        now_s = time.monotonic()
+        return now_s - self._beat_s <= lease_s <= now_s - self._steady_since_s
 
     async def renew(self, held: Iterable[Held]) -> list[Held]:
         """Renews what is still owned; gives what is not."""

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 _WORK_AHEAD_MS = 5.0
 _MOST_BATCHES_HELD = 8
+_STARTS_MOST = 8
+"""Attempts to start an executor again, in some twelve seconds and the time that loading takes."""
+
 _TIMER_S = 0.001
 """The event loop's timers have this resolution; below it they would fire at once, for nothing."""
 
@@ -88,13 +91,16 @@ class Runner:
 
     @property
     def budget_rows(self) -> int:
-        """Rows worth holding: two batches an executor, or 5 ms of work where that is more."""
+        """Rows worth holding: two batches an executor, or 5 ms of work where that is more.
+
+        None for an executor that is not there: others may serve what it could not.
+        """
         most = self.config.batching.max_batch_size
         batches = 2.0
         if self._execute_ms > 0:
             batches = max(batches, _WORK_AHEAD_MS / self._execute_ms)
         wanted = math.ceil(min(batches, _MOST_BATCHES_HELD)) * most
-        return wanted * max(1, self.config.executor.instances)
+        return wanted * (self.config.executor.instances - self.restarting)
 
     async def start(self) -> Executor:
         """Loads the model in every executor; ConfigurationError where that fails."""
@@ -134,7 +140,10 @@ class Runner:
             self._batcher.unexpect(time.monotonic())
 
     async def keep(self) -> None:
-        """Starts executors again that died, for ever."""
+        """Starts executors again that died; ConfigurationError where one cannot be, at last.
+
+        What is held then is better given back than kept from workers that could serve it.
+        """
         await asyncio.gather(*(self._keep(at) for at in range(len(self._executors))))
 
     async def stop(self) -> None:
@@ -211,7 +220,7 @@ class Runner:
         shapes = works[0].request.shapes
         future = executor.submit([w.request.placed for w in works], shapes=shapes, gear=gear)
         loop = asyncio.get_running_loop()
-        limit_s = self._limits.batch_timeout_s * (1 + executor.outstanding)
+        limit_s = self._limits.batch_timeout_s * executor.outstanding  # this one, and one before it
         running = _Running(
             executor,
             works,
@@ -259,8 +268,13 @@ class Runner:
             at = mine.stop
             outputs = {name: array[mine] for name, array in result.outputs.items()}
             timing = Timing(work.decoded_s, running.launched_s, done_s, result.execute_ms)
-            outcome = self._answers.success(work.held, outputs, timing=timing, batch_rows=rows)
-            self._finish(work, outcome)
+            try:
+                outcome = self._answers.success(work.held, outputs, timing=timing, batch_rows=rows)
+            except Exception as error:  # edge of a request: its neighbours get their answers
+                log.exception("an answer cannot be made", extra={"model": self.config.name})
+                self._fail(work, ModelFailed(f"no answer can be made: {type(error).__name__}"))
+            else:
+                self._finish(work, outcome)
         result.release()
 
     def _after_failure(self, works: list[Work], error: NpufleetError) -> None:
@@ -306,14 +320,16 @@ class Runner:
             self.pump()
 
     async def _start_again(self) -> Executor:
+        """An executor in place of a dead one; ConfigurationError where none can be had any more."""
         delay_s = 0.1
-        while True:
+        for _ in range(_STARTS_MOST - 1):
             try:
                 return await Executor.start(self.config, self._arena)
             except ConfigurationError as error:
                 log.error("cannot start the executor: %s", error, extra={"model": self.config.name})
             await asyncio.sleep(delay_s * random.uniform(0.75, 1.25))
-            delay_s = min(delay_s * 2, 10.0)
+            delay_s *= 2
+        return await Executor.start(self.config, self._arena)
 
 
 def _batcher(config: ModelConfig) -> Batcher[Work]:

@@ -127,7 +127,8 @@ class Service:
         )
         await self._lanes.start()
         await self._leases.register(signature)
-        await self._leases.beat(self._clock, now_s=time.monotonic())
+        await self._leases.beat(self._clock, lease_s=self._host.settings.lease_s)
+        self._host.metrics.held.labels(self.model).set_function(self._ledger.__len__)
         loops = [
             self._read(self._intake),
             self._publisher.run(),
@@ -137,20 +138,31 @@ class Service:
         ]
         self.tasks = [asyncio.create_task(loop, name=f"{self.model}") for loop in loops]
 
-    async def drain(self) -> None:
+    async def drain(self, limit_s: float) -> None:
         """Stops reading, finishes what runs, publishes it, and gives the rest back."""
         self._stopping = True
         self._ledger.room.set()
-        await self._lanes.wake()
-        await self._runner.stop()
-        await self._publisher.drained()
+        reader, *_ = self.tasks
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._lanes.wake()
+                await self._runner.stop()
+                await self._publisher.drained()
+                await asyncio.wait([reader])
+        except TimeoutError:
+            log.warning("drain took too long", extra={"model": self.model})
+        # Nothing may be claimed or announced once it is given back, however long others drain.
+        await self._end_tasks()
         given_back = await self._leases.leave()
         log.info("model drained", extra={"model": self.model, "given_back": given_back})
 
-    async def close(self) -> None:
+    async def _end_tasks(self) -> None:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        await self._end_tasks()
         if self._intake is not None:
             self._intake.close()
         await self._runner.close()
@@ -170,7 +182,6 @@ class Service:
                 await asyncio.sleep(delay_s * random.uniform(0.5, 1.5))
                 delay_s = min(delay_s * 2, 2.0)
                 await self._lanes.wait_connected()
-        await asyncio.Event().wait()  # the service ends by `drain` and `close`, not by this
 
     async def _read_once(self, intake: Intake) -> None:
         room = self._runner.budget_rows - self._ledger.rows
@@ -195,30 +206,32 @@ class Service:
     def _accept(self, intake: Intake, arrivals: list[Arrival]) -> None:
         if not self._stopping:  # what comes too late is given back with the rest
             intake.accept(arrivals)
-            self._host.metrics.held.labels(self.model).set(len(self._ledger))
 
     async def _keep_leases(self, signature: Signature) -> None:
+        lease_s = self._host.settings.lease_s
         while True:
-            await asyncio.sleep(self._host.settings.lease_s / 3)
+            await asyncio.sleep(lease_s / 3)
             try:
                 await self._leases.register(signature)
-                await self._leases.beat(self._clock, now_s=time.monotonic())
+                await self._leases.beat(self._clock, lease_s=lease_s)
                 lost = await self._leases.renew(self._ledger.all())
             except (NpufleetError, ReplyError) as error:
                 log.warning("cannot renew leases: %s", error, extra={"model": self.model})
                 continue
+            # Not those that were published meanwhile, and not again those that are known as lost.
+            lost = [held for held in lost if self._ledger.find(held.key) and not held.lost]
             for held in lost:
                 held.lost = True
             if lost:
                 log.warning("leases were lost", extra={"model": self.model, "entries": len(lost)})
 
     async def _claim(self, intake: Intake) -> None:
-        """Once a lease, and not before this worker has been there for one."""
+        """Once a lease; some are taken however full this worker is, since nobody else may come."""
         lease_s = self._host.settings.lease_s
         while True:
             await asyncio.sleep(lease_s * random.uniform(0.9, 1.1))
             try:
-                if self._runner.budget_rows > self._ledger.rows:
+                while self._leases.may_claim(lease_s) and self._runner.budget_rows:
                     claimed = await self._lanes.claim(lease_s)
                     if claimed:
                         log.info(
@@ -226,6 +239,8 @@ class Service:
                             extra={"model": self.model, "entries": len(claimed)},
                         )
                     self._accept(intake, claimed)
+                    if not claimed or self._ledger.rows >= self._runner.budget_rows:
+                        break
                 await self._leases.reap()
             except (NpufleetError, ReplyError) as error:
                 log.warning("cannot claim: %s", error, extra={"model": self.model})

@@ -25,6 +25,9 @@ from npufleet_worker.service import Host, Service
 
 log = logging.getLogger(__name__)
 
+_LEAVE_LIMIT_S = 2.0
+"""For giving back, once draining has ended."""
+
 
 class Supervisor:
     """Serves every model of the repository until it is told to stop."""
@@ -142,16 +145,21 @@ class Supervisor:
         tasks = [task for service in self._services for task in service.tasks]
         try:
             done, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
         finally:
             stopped.cancel()
+        self._stop.set()  # not ready from now on, whatever the reason
+        await self._drain()
+        for task in done:
+            task.result()
+
+    async def _drain(self) -> None:
         log.info("worker drains", extra={"worker": self._name})
+        limit_s = self._settings.drain_s
         try:
-            async with asyncio.timeout(self._settings.drain_s):
-                await asyncio.gather(*(service.drain() for service in self._services))
+            async with asyncio.timeout(limit_s + _LEAVE_LIMIT_S):
+                await asyncio.gather(*(service.drain(limit_s) for service in self._services))
         except TimeoutError:
-            log.warning("drain took too long; leases will free the rest")
+            log.warning("cannot give entries back in time, their leases will")
         except (NpufleetError, ReplyError) as error:
             log.warning("cannot give entries back, their leases will: %s", error)
 
