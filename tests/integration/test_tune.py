@@ -12,7 +12,7 @@ import pytest
 from npufleet.cli import main
 from npufleet_worker.repository import load_model
 
-QUICK = ("--window-s=0.02", "--limit-s=1", "--requests=400", "--agreement=100")
+QUICK = ("--window-s=0.02", "--limit-s=1", "--requests=200", "--agreement=100")
 """Any three windows agree, however busy the machine of the tests is."""
 
 SIMULATED = "a_ms = 4.5\nb_ms = 0.05\n"

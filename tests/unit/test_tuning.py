@@ -78,7 +78,7 @@ def test_a_simulation_is_the_same_every_time_and_gives_up_on_a_queue_that_grows(
 
 def test_the_largest_rate_within_the_bound_is_chosen() -> None:
     """The chosen rate meets the bound, the next one does not, and no other setting beats it."""
-    device, goal = Device(profile(5.0, 0.2)), Goal(16.0, requests=1000)
+    device, goal = Device(profile(5.0, 0.2)), Goal(16.0, requests=500)
     choice = sweep(device, candidates(SIZES, goal, adaptive=True), goal)
 
     assert choice.chosen is not None
