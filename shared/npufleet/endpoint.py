@@ -4,9 +4,9 @@ Serves both the thin connection of the hot path and redis-py's clients, whose ev
 here: redis-py's own defaults retry, and a retried XADD is a second request.
 """
 
+import re
 import ssl
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit, urlunsplit
 
 import redis
 import redis.asyncio
@@ -36,8 +36,12 @@ def resolve(url: str) -> Endpoint:
     try:
         pool = redis.asyncio.ConnectionPool.from_url(url)
         connection = pool.make_connection()  # type: ignore[no-untyped-call]  # untyped in redis-py
-    except (ValueError, TypeError, redis.RedisError) as error:
-        raise ConfigurationError(f"{shown(url)} is not a Redis URL: {error}") from None
+    except (ValueError, TypeError, redis.RedisError):
+        # Not the library's own words: they quote pieces of the URL, maybe of its password.
+        raise ConfigurationError(
+            f"{shown(url)} is not a Redis URL; redis://host:port/db, rediss://host:port/db or "
+            "unix:///path (a password's / @ : ? # as %2F %40 %3A %3F %23)"
+        ) from None
     unix = isinstance(connection, UnixDomainSocketConnection)
     context = getattr(connection, "ssl_context", None)
     return Endpoint(
@@ -81,11 +85,8 @@ def sync_client(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
 
 def shown(url: str) -> str:
     """The URL without its password, for logs, errors and /health."""
-    try:
-        parts = urlsplit(url)
-        if parts.password is None:
-            return url
-        user = f"{parts.username}:***@" if parts.username else ":***@"
-        return urlunsplit(parts._replace(netloc=user + parts.netloc.rpartition("@")[2]))
-    except ValueError:
-        return "<unreadable URL>"
+    scheme, slashes, rest = url.partition("://")
+    # By the last @, whatever a careless password holds, and in the query, where it may stand too.
+    login, at, where = rest.rpartition("@")
+    user = login.partition(":")[0] + ":***" if ":" in login else login
+    return scheme + slashes + user + at + re.sub(r"(?<=password=)[^&]*", "***", where)

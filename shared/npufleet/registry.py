@@ -48,6 +48,7 @@ class Registry:
         self._reading = asyncio.Lock()
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._unreadable: set[str] = set()
 
     async def start(self) -> None:
         """Reads once if the server can be reached, and then every `refresh_s`."""
@@ -120,26 +121,44 @@ class Registry:
         self._read_at_s = asyncio.get_running_loop().time()
 
     async def _read_model(self, name: str, now_ms: int) -> ModelState | None:
-        keys = self._keys.model(name)
+        try:
+            keys = self._keys.model(name)
+        except ModelNotFound:
+            self._complain(name)
+            return None
         pipeline = self._client.pipeline(transaction=False)
         pipeline.hget(keys.signature, "signature")
         pipeline.zrangebyscore(keys.workers, now_ms - self._live_s * 1000, "+inf")
         for lane in keys.lanes:
             pipeline.xlen(lane)
-        answers: list[Any] = await pipeline.execute()
+        answers: list[Any] = await pipeline.execute(raise_on_error=False)
         if answers[0] is None:
             return None
-        try:
-            signature = Signature.from_json(answers[0])
-        except (ValueError, KeyError, TypeError):
-            log.warning("unreadable signature in the registry", extra={"model": name})
+        wrong = [answer for answer in answers if isinstance(answer, Exception)]
+        signature = None if wrong else _signature(answers[0])
+        if signature is None or signature.model != name:
+            self._complain(name)
             return None
+        self._unreadable.discard(name)
         return ModelState(
             signature=signature,
             workers=tuple(map(_text, answers[1])),
             queued=dict(zip(LANES, answers[2:], strict=True)),
         )
 
+    def _complain(self, name: str) -> None:
+        """Once per name: a registry that anybody can write to must not stop anything."""
+        if name not in self._unreadable:
+            self._unreadable.add(name)
+            log.warning("unreadable model in the registry", extra={"model": name[:128]})
+
+
+def _signature(raw: bytes) -> Signature | None:
+    try:
+        return Signature.from_json(raw)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
 
 def _text(raw: bytes | str) -> str:
-    return raw if isinstance(raw, str) else raw.decode()
+    return raw if isinstance(raw, str) else raw.decode(errors="replace")

@@ -84,3 +84,26 @@ async def test_a_server_that_is_away_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="cannot read from Redis"):
         await registry.refresh()
     await away.aclose()
+
+
+async def test_what_nobody_can_read_hides_no_model_and_is_told_once(
+    server: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Names that are none, broken signatures and keys of a wrong type: the others are served."""
+    await publish(server)
+    await server.sadd(KEYS.models, "bad name", b"\xff", "list", "number", "stranger", "string")
+    for name, text in (
+        ("list", "[]"),
+        ("number", '{"model": "number", "version": 1, "inputs": [], "outputs": [], "limits": 5}'),
+        ("stranger", SIGNATURE.to_json()),
+    ):
+        await server.hset(KEYS.model(name).signature, "signature", text)
+    await server.set(KEYS.model("string").signature, "not a hash")
+    registry = Registry(server, prefix="t")
+
+    await registry.refresh()
+    await registry.refresh()
+
+    assert list(await registry.all()) == ["m"]
+    complaints = [r for r in caplog.records if "unreadable" in r.message]
+    assert len(complaints) == 6
