@@ -145,6 +145,26 @@ def test_a_buried_entry_keeps_its_bytes_and_its_reason_and_is_answered(lanes: La
     assert lanes.client.lrange(lanes.keys.reply("a"), 0, -1) == [b"reply"]
 
 
+def test_an_entry_of_ten_thousand_fields_is_buried_and_answered(lanes: Lanes) -> None:
+    """More than Lua passes on in one call: its letter is cut, its reply is there."""
+    fields: dict[str, Any] = {f"f{n}": n for n in range(10_000)}
+    entry = lanes.add("a", **fields)
+    lanes.take("w")
+
+    assert lanes.finish("w", entry, "dead") == "ok"
+
+    ((_, letter),) = lanes.client.xrange(lanes.keys.dead)
+    assert (letter[b"id"], letter[b"dead_code"]) == (b"a", b"model_failed")
+    assert lanes.client.lrange(lanes.keys.reply("a"), 0, -1) == [b"reply"]
+
+
+def test_marks_of_cancelled_ids_do_not_outlive_their_time(lanes: Lanes) -> None:
+    """Also the last one goes, though no other ever comes to trim it."""
+    lanes.run(CANCEL, [lanes.keys.cancelled], [60_000, 100, "b"])
+
+    assert 0 < lanes.client.pttl(lanes.keys.cancelled) <= 60_000
+
+
 @pytest.mark.parametrize(("size", "wire_id"), [(20, "a"), (20_000, "a")])
 def test_a_hint_carries_a_small_reply_and_names_a_large_one(
     lanes: Lanes, size: int, wire_id: str

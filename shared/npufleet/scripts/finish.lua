@@ -10,6 +10,7 @@
 local group, me, inline, max_dead = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local dead_body_ttl = ARGV[5]
 local marks = redis.call('ZCARD', KEYS[5]) > 0
+local max_letter = 2000
 local hints, channels, results, at = {}, {}, {}, 7
 
 local function owned(lane, entry)
@@ -22,6 +23,8 @@ local function bury(lane, entry, deliveries, code, message)
   local found = redis.call('XRANGE', lane, entry, entry)
   local letter = found[1] and found[1][2] or {}
   local now = redis.call('TIME')
+  -- Cut where a hand-written entry has more fields than Lua can pass on in one call.
+  for i = #letter, max_letter + 1, -1 do letter[i] = nil end
   local extra = {'dead_code', code, 'dead_message', message, 'dead_lane', lane, 'dead_entry', entry,
     'dead_deliveries', deliveries, 'dead_worker', me,
     'dead_at_ms', now[1] * 1000 + math.floor(now[2] / 1000)}
@@ -31,7 +34,8 @@ end
 
 local function mark_done(seen, ttl)
   local value = redis.call('GET', seen)
-  local digest = value and string.match(value, '^%a+:(%x*)') or ''
+  if not value then return end  -- unknown by now: without its digest it would refuse its own body
+  local digest = string.match(value, '^%a+:(%x*)') or ''
   redis.pcall('SET', seen, 'done:' .. digest .. ':', 'PX', ttl)
 end
 
