@@ -18,7 +18,7 @@ import msgpack
 from npufleet import wire
 from npufleet.connection import Connection, Link, ReplyError
 from npufleet.endpoint import Endpoint
-from npufleet.errors import DeadlineExceeded, NpufleetError
+from npufleet.errors import DeadlineExceeded, NpufleetError, Unavailable
 from npufleet.keys import FleetKeys
 from npufleet.wire import Reply
 
@@ -30,6 +30,7 @@ _LOOK_CAP_S = 8.0
 _CHUNK = 64
 _ABANDONED_MOST = 10_000
 _PING_S = 15.0
+_LAST_LOOK_S = 1.0
 
 
 class Waiter:
@@ -115,6 +116,10 @@ class Replies:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         await self._subscriber.close()
+        closed = Unavailable("the connection was closed while the answer was awaited")
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                waiter.fail(closed)
 
     def expect(self, model: str, wire_id: str, *, look_now: bool = False) -> Waiter:
         """A waiter, from now on. `look_now`: the reply may be there already."""
@@ -165,8 +170,9 @@ class Replies:
 
     async def _last_look(self, waiter: Waiter) -> Reply | None:
         last = Waiter(waiter.model, waiter.id, 0.0)
-        with contextlib.suppress(NpufleetError):
-            await self._look([last])
+        with contextlib.suppress(NpufleetError, TimeoutError):
+            async with asyncio.timeout(_LAST_LOOK_S):
+                await self._look([last])
         return last.future.result() if last.future.done() else None
 
     async def _subscribe(self, connection: Connection) -> None:

@@ -245,3 +245,31 @@ async def test_the_registry_knows_live_workers_and_names_the_models(
     assert state.signature == SIGNATURE
     assert state.workers == ("live",)
     assert state.queued == {"high": 0, "normal": 0, "low": 0}
+
+
+async def test_a_deadline_holds_while_the_server_answers_nothing(
+    exchange: Exchange, redis_client: Any
+) -> None:
+    """Neither submit nor the last look makes a caller wait for a stalled server."""
+    redis_client.client_pause(4000)
+
+    async with asyncio.timeout(3):
+        with pytest.raises(DeadlineExceeded):
+            await infer(exchange, entry_of(exchange), timeout_s=0.1)
+
+    redis_client.client_unpause()
+
+
+async def test_who_waits_at_the_end_is_told(redis_url: str, prefix: str) -> None:
+    """Closing leaves nobody waiting for its deadline."""
+    exchange = Exchange(redis_url, prefix=prefix, name=prefix)
+    await exchange.start()
+    task = asyncio.create_task(infer(exchange, entry_of(exchange), timeout_s=60))
+    await asyncio.sleep(0)
+    assert exchange.waiting == 1
+
+    await exchange.close()
+
+    async with asyncio.timeout(5):
+        with pytest.raises(Unavailable):
+            await task
