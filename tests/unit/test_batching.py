@@ -170,6 +170,40 @@ def test_an_adaptive_batch_waits_for_a_row_that_is_sure_to_come_soon() -> None:
     assert names(waiting.pull(due, device_free=True)) == ["first", "second"]
 
 
+def test_what_a_batch_costs_on_top_of_its_run_counts_when_waiting_is_weighed() -> None:
+    """Nobody waits a millisecond for a run of half a one; for what three cost, it pays."""
+    for overhead_ms, waits in ((0.0, False), (3.0, True)):
+        waiting = batcher(ADAPTIVE)
+        for _ in range(30):
+            waiting.observe(1, 0.5, overhead_ms=overhead_ms)
+        for n in range(3000):
+            waiting.add(item(n, at=n / 1000), n / 1000)
+            waiting.pull(n / 1000, device_free=False)
+        waiting.drop(lambda _: True)
+        waiting.add(item("a", at=3.0), 3.0)
+        assert (waiting.pull(3.0, device_free=True) is None) is waits
+
+
+def test_a_batch_waits_for_callers_that_come_again_but_not_beyond_its_window() -> None:
+    """Four that were answered have always come again within the millisecond."""
+    for max_wait_ms, waits in ((50, True), (10, False)):
+        waiting = batcher(BatchPolicy(8, max_wait_ms))
+        waiting.observe(1, 21)
+        waiting.observe(8, 28)
+        for n in range(20):
+            waiting.answered(4, float(n))
+            for each in range(4):
+                waiting.add(item(each, at=n + 0.001), n + 0.001)
+            waiting.drop(lambda _: True)
+        waiting.add(item("other", at=19.98), 19.98)
+        waiting.answered(4, 20.0)
+        assert (waiting.pull(20.0, device_free=True) is None) is waits
+        if waits:
+            for each in range(4):
+                waiting.add(item(each, at=20.001), 20.001)
+            assert names(waiting.pull(20.001, device_free=True)) == ["other", 0, 1, 2, 3]
+
+
 def test_an_adaptive_batch_waits_for_rows_in_decode_if_their_run_is_long() -> None:
     """Not when the run is shorter than the decoding."""
     for run_ms, waits in ((60.0, True), (1.0, False)):
@@ -210,7 +244,7 @@ class Seen:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["add", "busy", "free", "drop", "expect", "wait"]),
+        st.sampled_from(["add", "busy", "free", "drop", "expect", "answered", "wait"]),
         st.integers(1, 8),  # rows
         st.integers(0, 2),  # lane
         st.sampled_from("ab"),  # key
@@ -247,6 +281,8 @@ def test_every_item_leaves_once_in_a_batch_of_its_own_kind(
             now += span
         elif action == "drop":
             seen.left += [each.payload for each in waiting.drop(lambda each: each.rows == 7)]
+        elif action == "answered":
+            waiting.answered(rows, now)
         elif action == "expect":
             waiting.expect(now)
             expected += 1
@@ -274,12 +310,14 @@ def test_nothing_waits_beyond_its_time_on_a_free_device(
 ) -> None:
     """Whoever looks at the times that `due_s` names sees every item go within max_wait."""
     waiting = batcher(BatchPolicy(8, max_wait_ms=10, adaptive=adaptive))
+    waiting.observe(1, run_ms / 2)
     waiting.observe(8, run_ms)
     now = 100.0
 
     def look() -> None:
         while batch := waiting.pull(now, device_free=True):
             assert all(now - each.arrival_s <= 0.010 + 1e-5 for each in batch.items)
+            waiting.answered(batch.rows, now)
 
     for gap, rows, lane, key in arrivals:
         end = now + gap

@@ -6,9 +6,15 @@ be missed, or, under an adaptive policy, when waiting for the next row does not 
 
 Waiting pays while what it costs is less than what it saves: going now makes the next row wait for
 a whole run, staying makes all rows that are here, and that one, wait until it comes. So a batch of
-n rows stays open while (n + 1) * expected wait < run time, and no longer than twice that wait after
-the last sign of life. The expected wait is measured: from the rate of arrivals, or from the rows
-in decode and how long decoding takes. Knows nothing of requests, tensors, devices or Redis.
+n rows stays open while (n + 1) * expected wait < run time (with the overhead of a batch, which for
+small models is the larger part), and no longer than twice that wait after the last sign of life.
+The expected wait is measured: from the rate of arrivals, or from the rows in decode and how long
+decoding takes.
+
+Callers that ask again as soon as they are answered would split into halves that take turns, each
+paying for a whole batch. So where most rows of a batch are known to be followed by new ones at
+once, the next batch waits for those: for a quarter of what a batch costs whatever its rows, within
+`max_wait_ms` like everything. Knows nothing of requests, tensors, devices or Redis.
 """
 
 import bisect
@@ -29,8 +35,14 @@ SHARE = 0.05
 _RATE_WINDOW_S = 1.0
 _SMOOTHING = 0.2
 _PATIENCE = 2.0
+_ECHO_PART = 0.25
+"""Of a batch's fixed cost, the part that is spent on waiting for callers to come back."""
+
+_ECHO_LEAST = 0.6
+"""The part of the answered rows that must have come back so far; by chance it is a quarter."""
+
 _LAUNCH_S = 0.002
-"""What handing over and answering take on top of the run, when a deadline is near."""
+"""The least that handing over and answering take on top of the run, when a deadline is near."""
 _EPSILON_S = 1e-6
 """Timers fire this much early, and must still find the batch due."""
 
@@ -85,6 +97,8 @@ class Batcher(Generic[Payload]):
         self._groups: dict[Hashable, _Group[Payload]] = {}
         self._arrivals = Arrivals()
         self._runs = RunTimes()
+        self._echo = Echo()
+        self._overhead_s = 0.0
         self._owed = [0.0] * LANES
         self.rows = 0
 
@@ -98,6 +112,12 @@ class Batcher(Generic[Payload]):
         self._groups.setdefault(item.key, _Group(item.key)).add(item)
         self.rows += item.rows
         self._arrivals.came(item.rows, now_s)
+        self._echo.came(item.rows, now_s)
+
+    def answered(self, rows: int, now_s: float) -> None:
+        """The callers of that many rows are being answered, and may come again."""
+        within_s = _ECHO_PART * (self._runs.fixed_s() + self._overhead_s)
+        self._echo.answered(rows, now_s, within_s=within_s)
 
     def expect(self, now_s: float) -> None:
         """A request is being decoded: it counts as about to come."""
@@ -107,9 +127,15 @@ class Batcher(Generic[Payload]):
         """One that was expected has been added, or will not come."""
         self._arrivals.unexpect(now_s)
 
-    def observe(self, rows: int, execute_ms: float) -> None:
-        """A batch of that many rows (padding included) ran for so long."""
+    def observe(self, rows: int, execute_ms: float, *, overhead_ms: float | None = None) -> None:
+        """A batch of that many rows (padding included) ran for so long.
+
+        `overhead_ms` is what handing it over and hearing of its end took on top; None where the
+        executor was not idle, so that waiting for it would count as well.
+        """
         self._runs.observe(rows, execute_ms / 1000)
+        if overhead_ms is not None:
+            self._overhead_s += _SMOOTHING * (max(overhead_ms, 0.0) / 1000 - self._overhead_s)
 
     def pull(self, now_s: float, *, device_free: bool) -> Batch[Payload] | None:
         """The batch to hand over now, if any: a full one, or one that is due on a free device.
@@ -152,9 +178,15 @@ class Batcher(Generic[Payload]):
         """When a batch that is not full should go."""
         due_s = group.oldest_s + self._policy.max_wait_ms / 1000
         run_s = self._runs.expected_s(group.rows)
-        due_s = min(due_s, group.deadline_s - run_s - _LAUNCH_S)
+        due_s = min(due_s, group.deadline_s - run_s - max(_LAUNCH_S, self._overhead_s))
         if self._policy.adaptive:
-            due_s = min(due_s, self._arrivals.worth_waiting_until_s(group.rows, run_s))
+            # What a row misses that does not come along is a whole batch, overhead and all.
+            cost_s = run_s + self._overhead_s
+            worth_s = max(
+                self._arrivals.worth_waiting_until_s(group.rows, cost_s),
+                self._echo.worth_waiting_until_s(),
+            )
+            due_s = min(due_s, worth_s)
         return due_s
 
     def _first_lanes(self, due: Sequence["_Group[Payload]"]) -> tuple[int, ...]:
@@ -289,6 +321,33 @@ class Arrivals:
         return self._level * math.exp((self._level_at_s - now_s) / _RATE_WINDOW_S)
 
 
+class Echo:
+    """Whether the callers that are answered come again at once, and how many are still to come."""
+
+    def __init__(self) -> None:
+        self._part = 0.0
+        self._rows = 0
+        self._came = 0
+        self._until_s = -math.inf
+
+    def answered(self, rows: int, now_s: float, *, within_s: float) -> None:
+        if self._rows:
+            part = min(1.0, self._came / self._rows)
+            self._part += _SMOOTHING * (part - self._part)
+        self._rows, self._came, self._until_s = rows, 0, now_s + within_s
+
+    def came(self, rows: int, now_s: float) -> None:
+        if now_s <= self._until_s:
+            self._came += rows
+
+    def worth_waiting_until_s(self) -> float:
+        """Until when to wait for those that come again; in the past: not at all."""
+        missing = round(self._part * self._rows) - self._came
+        if self._part < _ECHO_LEAST or missing < 1:
+            return -math.inf
+        return self._until_s
+
+
 class RunTimes:
     """How long a batch is likely to run, by its rows; 0 before the first has been observed."""
 
@@ -308,3 +367,11 @@ class RunTimes:
             return 0.0
         place = bisect.bisect_left(self._sizes, rows)
         return self._by_rows[self._sizes[min(place, len(self._sizes) - 1)]]
+
+    def fixed_s(self) -> float:
+        """What a batch takes whatever its rows: by a line through the smallest and largest size."""
+        if len(self._sizes) < 2:
+            return 0.0
+        least, most = self._sizes[0], self._sizes[-1]
+        row_s = (self._by_rows[most] - self._by_rows[least]) / (most - least)
+        return max(0.0, self._by_rows[least] - row_s * least)

@@ -42,6 +42,7 @@ class _Running:
     works: list[Work]
     future: "asyncio.Future[BatchResult]"
     launched_s: float
+    idle: bool
     limit: asyncio.TimerHandle
 
     @property
@@ -218,6 +219,8 @@ class Runner:
         rows = sum(work.request.rows for work in works)
         gear = gear_for(rows, batching.gears, batching.min_batch_size)
         shapes = works[0].request.shapes
+        idle = executor.outstanding == 0
+        launched_s = time.monotonic()
         future = executor.submit([w.request.placed for w in works], shapes=shapes, gear=gear)
         loop = asyncio.get_running_loop()
         limit_s = self._limits.batch_timeout_s * executor.outstanding  # this one, and one before it
@@ -225,7 +228,8 @@ class Runner:
             executor,
             works,
             future,
-            time.monotonic(),
+            launched_s,
+            idle,
             loop.call_later(limit_s, self._hung, executor),
         )
         self._running.add(running)
@@ -243,6 +247,8 @@ class Runner:
     def _done(self, running: _Running) -> None:
         self._running.discard(running)
         running.limit.cancel()
+        rows = sum(work.request.rows for work in running.works)
+        self._batcher.answered(rows, time.monotonic())
         self.pump()  # the device first: it must not wait for what follows
         error = running.future.exception()
         if error is None:
@@ -260,7 +266,10 @@ class Runner:
         assert self._answers is not None
         done_s = time.monotonic()
         self._execute_ms += 0.2 * (result.execute_ms - self._execute_ms)
-        self._batcher.observe(result.gear, result.execute_ms)
+        overhead_ms = (done_s - running.launched_s) * 1000 - result.execute_ms
+        self._batcher.observe(
+            result.gear, result.execute_ms, overhead_ms=overhead_ms if running.idle else None
+        )
         rows = sum(work.request.rows for work in running.works)
         at = 0
         for work in running.works:
