@@ -25,7 +25,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert end.value.code == 0
     words = capsys.readouterr().out.split()
-    assert {"up", "demo", "submit", "gateway", "worker"} <= set(words)
+    assert {"up", "demo", "submit", "gateway", "worker", "tune", "selfcheck"} <= set(words)
 
 
 def test_an_error_of_ours_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
