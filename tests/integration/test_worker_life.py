@@ -1,5 +1,6 @@
 """What a real worker does when a request, its executor, itself or Redis goes wrong."""
 
+import asyncio
 import shutil
 import signal
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 import redis
 
 from npufleet.keys import GROUP, RETURNED
+from npufleet.settings import load
 from npufleet.wire import Reply
+from npufleet_worker.runner import Runner
+from npufleet_worker.supervisor import run
 from tests.support.plain_backends import DIE, FAIL, HOLD
 from tests.support.waiting import wait_until
 from tests.support.workers import Producer, RunningWorker, running_worker
@@ -240,3 +244,32 @@ def test_a_model_that_has_drained_stays_away_while_another_one_still_drains(
         assert worker.process.wait(timeout=20) == 0
         assert values(obedient.reply(held)) == [2.0 * HOLD, 2.0]
     assert other.client.exists(other.keys.workers, obedient.keys.workers) == 0
+
+
+async def test_an_error_that_nobody_owns_ends_the_worker_and_gives_its_entries_back(
+    redis_url: str,
+    prefix: str,
+    repository: Path,
+    obedient: Producer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a callback of the loop it would be logged only, and its requests held for ever."""
+
+    def break_down(*_: Any) -> None:
+        raise RuntimeError("not thought of")
+
+    monkeypatch.setattr(Runner, "_answer", break_down)
+    settings = load(
+        {"models": repository, "prefix": prefix, "worker_http_port": 0, "worker_name": "w"},
+        environ={},
+    )
+    ask(obedient, 1)
+
+    async with asyncio.timeout(60):
+        with pytest.raises(RuntimeError, match="not thought of"):
+            await run(settings, redis_url=redis_url)
+
+    pending = obedient.client.xpending_range(obedient.keys.lane("normal"), GROUP, "-", "+", 9)
+    assert [(row["consumer"], row["times_delivered"]) for row in pending] == [
+        (RETURNED.encode(), 0)
+    ]

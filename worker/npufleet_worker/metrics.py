@@ -6,7 +6,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
@@ -31,13 +30,6 @@ class Metrics:
             "npufleet_worker_outcomes",
             "Requests that this worker ended, by the code of their reply (ok for a right one).",
             ["model", "code"],
-            registry=registry,
-        )
-        self.spans = Histogram(
-            "npufleet_worker_span_seconds",
-            "Where answered requests spent their time.",
-            ["model", "span"],
-            buckets=_SECONDS,
             registry=registry,
         )
         self.held = Gauge(

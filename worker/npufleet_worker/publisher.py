@@ -132,13 +132,15 @@ class Publisher:
 
     async def _finish(self, chunk: list[Outcome]) -> list[str]:
         keys, args = self._call(chunk)
-        delay_s = 0.05
+        delay_s, told = 0.05, ""
         while True:
             try:
                 answer = await self._link.run(FINISH, keys, args)
                 return [word.decode() for word in answer]
             except ReplyError as error:
-                log.error("redis refuses replies: %s", error, extra={"model": self._keys.model})
+                if str(error) != told:
+                    log.error("redis refuses replies: %s", error, extra={"model": self._keys.model})
+                told = str(error)
             except NpufleetError:
                 log.debug("replies wait for redis", extra={"model": self._keys.model})
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.5))

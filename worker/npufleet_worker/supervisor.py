@@ -11,6 +11,7 @@ import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from npufleet.connection import Link, ReplyError
 from npufleet.endpoint import client, resolve
@@ -53,6 +54,7 @@ class Supervisor:
         self._loading = True
         self._stop = asyncio.Event()
         self._signals = 0
+        self._broken: BaseException | None = None
 
     def reasons(self) -> list[str]:
         """Why this worker is not ready; empty when it is."""
@@ -70,6 +72,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        loop.set_exception_handler(self._on_error)
         settings = self._settings
         port = await self._pages.start(settings.worker_http_host, settings.worker_http_port)
         try:
@@ -151,6 +154,8 @@ class Supervisor:
         await self._drain()
         for task in done:
             task.result()
+        if self._broken is not None:
+            raise self._broken
 
     async def _drain(self) -> None:
         log.info("worker drains", extra={"worker": self._name})
@@ -169,6 +174,18 @@ class Supervisor:
         await self._link.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         await self._pages.close()
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An error that nobody owns: whom it concerns would be held, leases and all, for ever.
+
+        So the worker ends, gives back what it holds, and is started again by whoever watches it.
+        """
+        loop.default_exception_handler(context)
+        error = context.get("exception")
+        of_a_socket = "transport" in context or "protocol" in context
+        if error is not None and not of_a_socket and not isinstance(error, NpufleetError):
+            self._broken = error
+            self._stop.set()
 
     def _on_signal(self) -> None:
         self._signals += 1
