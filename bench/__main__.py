@@ -71,7 +71,7 @@ def main(
 
 
 def _run(asked: list[str], options: Options, out: Path) -> int:
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = Console(width=None if sys.stdout.isatty() else 240)
     progress = Console(stderr=True, highlight=False)
     models.build(options.folder / "models")
     if {"http_peers", "direct_producers"} & set(asked):

@@ -78,7 +78,7 @@ def main(
             bench.problems.append(str(error))
     if not kill:
         _claim(bench, peers)
-    report.show(Console(width=None if sys.stdout.isatty() else 200), bench)
+    report.show(Console(width=None if sys.stdout.isatty() else 240), bench)
     report.save(out / "peers-results.json", bench)
 
 
