@@ -192,10 +192,10 @@ BAD_ENTRIES: dict[str, tuple[dict[str, Any], str, str]] = {
         "expected shape [N, 4]",
     ),
     "no rows": ({"body": body(x=tensor(shape=[0, 4], data=b""))}, "invalid_shape", "got 0"),
-    "more rows than a batch": (
-        {"body": body(x=tensor(shape=[33, 4], data=bytes(33 * 16)))},
+    "more rows than 64 batches": (
+        {"body": body(x=tensor(shape=[2049, 4], data=bytes(2049 * 16)))},
         "invalid_shape",
-        "at most 32",
+        "at most 2048",
     ),
     "data short": ({"body": body(x=tensor(data=bytes(15)))}, "invalid_data", "16 bytes, got 15"),
     "data long": ({"body": body(x=tensor(data=bytes(17)))}, "invalid_data", "16 bytes, got 17"),

@@ -21,6 +21,10 @@ from npufleet_worker.arena import Arena, Block, aligned
 from npufleet_worker.device import Placed
 from npufleet_worker.images import ImageSpec
 
+MAX_PARTS = 64
+"""A request may have so many times `max_batch_size` rows. It runs in as many batches, ahead of all
+that came later: more would hold up everybody else for longer than they may be ready to wait."""
+
 _COPY_INLINE_BYTES = 256 << 10
 """Tensors up to this are copied on the event loop: a thread's wake-up costs more than the copy."""
 
@@ -65,11 +69,11 @@ class Decoder:
         """The body and its number of rows; a RequestError where it does not fit the model."""
         body = wire.unpack_body(raw)
         rows = check_inputs(self._signature, body.inputs)
-        most = self._signature.limits.max_batch_size
-        if rows > most:
+        batch = self._signature.limits.max_batch_size
+        if rows > MAX_PARTS * batch:
             raise InvalidShape(
-                f"the request has {rows} rows; {self._signature.model} takes at most {most} "
-                "(max_batch_size) in one request"
+                f"the request has {rows} rows; {self._signature.model} takes at most "
+                f"{MAX_PARTS * batch} in one ({MAX_PARTS} times its max_batch_size, {batch})"
             )
         return body, rows
 

@@ -2,8 +2,8 @@
 
 An executor is fed before its last results are published, and gets one full batch ahead. A batch
 that fails is halved until the guilty request stands alone; requests that were running when their
-executor died are suspects, and run in small batches without another one ahead. Knows nothing of
-Redis.
+executor died are suspects, and run in small batches without another one ahead. A request of many
+rows runs in parts: where one fails, the others are dropped. Knows nothing of Redis.
 """
 
 import asyncio
@@ -12,16 +12,18 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from npufleet.errors import ConfigurationError, ModelFailed, NpufleetError
+from npufleet.tensors import Array
 from npufleet_worker.arena import Arena
 from npufleet_worker.batching import Batcher, BatchPolicy, Item, gear_for
 from npufleet_worker.device import BatchResult, Executor, ExecutorDied
 from npufleet_worker.intake import Work, refusal
 from npufleet_worker.metrics import Metrics
 from npufleet_worker.outcomes import Answers, Timing
+from npufleet_worker.parts import Part, Ran, Whole
 from npufleet_worker.publisher import Outcome
 from npufleet_worker.repository import ModelConfig
 
@@ -39,7 +41,7 @@ _TIMER_S = 0.001
 @dataclass(frozen=True, slots=True, eq=False)
 class _Running:
     executor: Executor
-    works: list[Work]
+    parts: list[Part]
     future: "asyncio.Future[BatchResult]"
     launched_s: float
     idle: bool
@@ -48,7 +50,11 @@ class _Running:
     @property
     def alone(self) -> bool:
         """Whether nothing may be handed over ahead: one of its requests is a suspect."""
-        return any(work.held.suspicions for work in self.works)
+        return any(part.work.held.suspicions for part in self.parts)
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,7 @@ class Runner:
         self._executors: list[Executor] = []
         self._answers: Answers | None = None
         self._batcher = _batcher(config)
-        self._again: deque[list[Work]] = deque()
+        self._again: deque[list[Part]] = deque()
         self._running: set[_Running] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -119,15 +125,9 @@ class Runner:
     def add(self, work: Work) -> None:
         """A request for one of the next batches."""
         held, now_s = work.held, time.monotonic()
-        item = Item(
-            work.request.rows,
-            held.arrival_s,
-            held.deadline_s,
-            held.lane - 1,
-            work.request.shapes,
-            work,
-        )
-        self._batcher.add(item, now_s)
+        for part in Whole(work, self.config.batching.max_batch_size).parts:
+            item = Item(part.rows, held.arrival_s, held.deadline_s, held.lane - 1, part.key, part)
+            self._batcher.add(item, now_s)
         if not self._pump_due:
             # Once for all that the same read has brought: else the first of them would go alone.
             self._pump_due = True
@@ -168,11 +168,11 @@ class Runner:
         """Hands over all that is due, and looks again when the next batch will be."""
         self._cancel_timer()
         while not self._stopped and (executor := self._free()) is not None:
-            works = self._next(executor)
-            if works is None:
+            parts = self._next(executor)
+            if parts is None:
                 break
-            if works:
-                self._launch(executor, works)
+            if parts:
+                self._launch(executor, parts)
         now_s = time.monotonic()
         due_s = self._batcher.due_s(now_s)
         if due_s is not None and not self._stopped:
@@ -189,50 +189,65 @@ class Runner:
         free = [executor for executor in self._executors if executor.room]
         return min(free, key=lambda executor: executor.outstanding, default=None)
 
-    def _next(self, executor: Executor) -> list[Work] | None:
+    def _next(self, executor: Executor) -> list[Part] | None:
         """What the executor should run next: None for nothing yet."""
         idle = executor.outstanding == 0
         if any(r.alone for r in self._running if r.executor is executor):
             return None
         if self._again:
-            alone = self._again[0][0].held.suspicions > 0
+            alone = self._again[0][0].work.held.suspicions > 0
             if alone and not idle:
                 return None
             return self._worth(self._again.popleft())
         batch = self._batcher.pull(time.monotonic(), device_free=idle)
         return None if batch is None else self._worth([item.payload for item in batch.items])
 
-    def _worth(self, works: Sequence[Work]) -> list[Work]:
-        """Those that are still worth running; the others end here."""
+    def _worth(self, parts: Sequence[Part]) -> list[Part]:
+        """Those that are still worth running; the requests of the others end here."""
         now_s = time.monotonic()
         kept = []
-        for work in works:
-            error = refusal(work.held, now_s=now_s, max_deliveries=self._limits.max_deliveries)
-            if error is not None or work.held.lost:
-                self._fail(work, error or ModelFailed("the lease was lost"))
+        for part in parts:
+            if part.whole.error is not None:
+                continue
+            held = part.work.held
+            error = refusal(held, now_s=now_s, max_deliveries=self._limits.max_deliveries)
+            if error is not None or held.lost:
+                self._give_up(part.whole, error or ModelFailed("the lease was lost"))
             else:
-                kept.append(work)
+                kept.append(part)
         return kept
 
-    def _launch(self, executor: Executor, works: list[Work]) -> None:
+    def _give_up(self, whole: Whole, error: NpufleetError) -> None:
+        """The request fails, once, as soon as nothing that runs reads its memory any more."""
+        if whole.error is None:
+            whole.error = error
+            if whole.split:
+                self._batcher.drop(lambda item: item.payload.whole is whole)
+        if not whole.running and not whole.ended:
+            whole.ended = True
+            self._fail(whole.work, whole.error)
+
+    def _launch(self, executor: Executor, parts: list[Part]) -> None:
         batching = self.config.batching
-        rows = sum(work.request.rows for work in works)
+        rows = sum(part.rows for part in parts)
         gear = gear_for(rows, batching.gears, batching.min_batch_size)
-        shapes = works[0].request.shapes
+        shapes = parts[0].work.request.shapes
         idle = executor.outstanding == 0
         launched_s = time.monotonic()
-        future = executor.submit([w.request.placed for w in works], shapes=shapes, gear=gear)
+        future = executor.submit([part.placed for part in parts], shapes=shapes, gear=gear)
         loop = asyncio.get_running_loop()
         limit_s = self._limits.batch_timeout_s * executor.outstanding  # this one, and one before it
         running = _Running(
             executor,
-            works,
+            parts,
             future,
             launched_s,
             idle,
             loop.call_later(limit_s, self._hung, executor),
         )
         self._running.add(running)
+        for part in parts:
+            part.whole.running += 1
         self._metrics.batch_size.labels(self.config.name).observe(rows)
         self._metrics.padding.labels(self.config.name).inc(gear - rows)
         future.add_done_callback(lambda _: self._done(running))
@@ -247,72 +262,88 @@ class Runner:
     def _done(self, running: _Running) -> None:
         self._running.discard(running)
         running.limit.cancel()
-        rows = sum(work.request.rows for work in running.works)
-        self._batcher.answered(rows, time.monotonic())
+        for part in running.parts:
+            part.whole.running -= 1
+        self._batcher.answered(running.rows, time.monotonic())
         self.pump()  # the device first: it must not wait for what follows
         error = running.future.exception()
         if error is None:
             self._answer(running, running.future.result())
         elif isinstance(error, ExecutorDied):
-            self._after_death(running.works, error)
+            self._after_death(running.parts, error)
         elif isinstance(error, NpufleetError):
-            self._after_failure(running.works, error)
+            self._after_failure(running.parts, error)
         else:
             log.error("a batch failed in a way of its own", exc_info=error)
-            self._after_failure(running.works, ModelFailed(f"{type(error).__name__}: {error}"))
+            self._after_failure(running.parts, ModelFailed(f"{type(error).__name__}: {error}"))
+        for part in running.parts:
+            if part.whole.error is not None:
+                self._give_up(part.whole, part.whole.error)
         self.pump()
 
     def _answer(self, running: _Running, result: BatchResult) -> None:
-        assert self._answers is not None
         done_s = time.monotonic()
         self._execute_ms += 0.2 * (result.execute_ms - self._execute_ms)
         overhead_ms = (done_s - running.launched_s) * 1000 - result.execute_ms
         self._batcher.observe(
             result.gear, result.execute_ms, overhead_ms=overhead_ms if running.idle else None
         )
-        rows = sum(work.request.rows for work in running.works)
+        ran = Ran(running.rows, running.launched_s, done_s, result.execute_ms)
         at = 0
-        for work in running.works:
-            mine = slice(at, at + work.request.rows)
+        for part in running.parts:
+            mine = slice(at, at + part.rows)
             at = mine.stop
             outputs = {name: array[mine] for name, array in result.outputs.items()}
-            timing = Timing(work.decoded_s, running.launched_s, done_s, result.execute_ms)
             try:
-                outcome = self._answers.success(work.held, outputs, timing=timing, batch_rows=rows)
+                outcome = self._outcome(part, ran, outputs)
             except Exception as error:  # edge of a request: its neighbours get their answers
                 log.exception("an answer cannot be made", extra={"model": self.config.name})
-                self._fail(work, ModelFailed(f"no answer can be made: {type(error).__name__}"))
+                sentence = f"no answer can be made: {type(error).__name__}"
+                self._give_up(part.whole, ModelFailed(sentence))
             else:
-                self._finish(work, outcome)
+                if outcome is not None:
+                    self._finish(part.work, outcome)
         result.release()
 
-    def _after_failure(self, works: list[Work], error: NpufleetError) -> None:
+    def _outcome(self, part: Part, ran: Ran, outputs: Mapping[str, Array]) -> Outcome | None:
+        """Of the part's request, if this was the last one to run, and none has failed."""
+        assert self._answers is not None
+        whole = part.whole
+        if whole.error is not None or not whole.ran(part, ran, outputs):
+            return None
+        held, ran = whole.work.held, whole.summary()
+        timing = Timing(whole.work.decoded_s, ran.launched_s, ran.done_s, ran.execute_ms)
+        return self._answers.success(
+            held, whole.outputs(), timing=timing, batch_rows=ran.batch_rows
+        )
+
+    def _after_failure(self, parts: list[Part], error: NpufleetError) -> None:
         """Halves the batch; the request that stands alone is the guilty one."""
-        if len(works) == 1:
-            self._fail(works[0], error)
+        if len(parts) == 1:
+            self._give_up(parts[0].whole, error)
             return
-        half = len(works) // 2
+        half = len(parts) // 2
         log.warning(
             "a batch failed, its halves are tried: %s",
             error,
-            extra={"model": self.config.name, "requests": len(works)},
+            extra={"model": self.config.name, "requests": len(parts)},
         )
-        self._again.extend((works[:half], works[half:]))
+        self._again.extend((parts[:half], parts[half:]))
 
-    def _after_death(self, works: list[Work], error: ExecutorDied) -> None:
+    def _after_death(self, parts: list[Part], error: ExecutorDied) -> None:
         if not error.running:
-            self._again.append(works)
+            self._again.append(parts)
             return
+        for held in {part.work.held for part in parts}:
+            held.suspicions += 1
         tried = []
-        for work in works:
-            work.held.suspicions += 1
-            if work.held.suspicions >= self._limits.max_suspicions:
-                times = work.held.suspicions
-                self._fail(
-                    work, ModelFailed(f"{error.message}, the {times}. time with this request")
-                )
+        for part in parts:
+            times = part.work.held.suspicions
+            if times >= self._limits.max_suspicions:
+                sentence = f"{error.message}, the {times}. time with this request"
+                self._give_up(part.whole, ModelFailed(sentence))
             else:
-                tried.append(work)
+                tried.append(part)
         half = len(tried) // 2
         self._again.extend(part for part in (tried[:half], tried[half:]) if part)
 
@@ -341,7 +372,7 @@ class Runner:
         return await Executor.start(self.config, self._arena)
 
 
-def _batcher(config: ModelConfig) -> Batcher[Work]:
+def _batcher(config: ModelConfig) -> Batcher[Part]:
     batching = config.batching
     policy = BatchPolicy(
         batching.max_batch_size, batching.max_wait_ms, adaptive=batching.policy == "adaptive"
