@@ -57,8 +57,8 @@ class _Batch:
 class Loop:
     """Takes Run messages and answers each with Done or Failed.
 
-    The next batch is staged while one runs, and launched before the results of that one are
-    copied, so that the device never waits for a copy.
+    The next batch is staged while one runs where it has come by then, and launched before the
+    results of that one are copied, so that the device never waits for a copy.
     """
 
     def __init__(
@@ -81,6 +81,9 @@ class Loop:
                 continue
             following = self._take(wait=False)
             ran = self._after(self._wait, current)
+            # What came during the run has not been staged: the device waits for that, and for
+            # nothing more.
+            following = following or self._take(wait=False)
             if following:
                 following = self._after(self._launch, following)
             if ran:
