@@ -29,6 +29,9 @@ class Result:
     predictions: Sequence[Any] | None = None
     timing_ms: Mapping[str, float] = field(default_factory=dict)
     batch_size: int | None = None
+    gear: int | None = None
+    position: int | None = None
+    model_digest: str | None = None
     worker: str | None = None
     attempt: int | None = None
     error: NpufleetError | None = None
@@ -65,6 +68,9 @@ def result_of(reply: Reply) -> Result:
         predictions=reply.predictions,
         timing_ms=reply.timing_ms,
         batch_size=reply.batch_size,
+        gear=reply.gear,
+        position=reply.position,
+        model_digest=reply.model_digest,
         worker=reply.worker,
         attempt=reply.attempt,
         error=reply.error,

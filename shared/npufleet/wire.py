@@ -211,7 +211,11 @@ def _depth(value: Any, level: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer. `error` is None for a right one; `outputs` maps names to wire tensors."""
+    """An answer. `error` is None for a right one; `outputs` maps names to wire tensors.
+
+    `batch_size` and `gear` are the rows of the batch, without and with padding; `position` is the
+    request's first row in it. `model_digest` tells model files apart.
+    """
 
     id: str
     model: str = ""
@@ -220,6 +224,9 @@ class Reply:
     predictions: Sequence[Any] | None = None
     timing_ms: Mapping[str, float] = field(default_factory=dict)
     batch_size: int | None = None
+    gear: int | None = None
+    position: int | None = None
+    model_digest: str | None = None
     worker: str | None = None
     attempt: int | None = None
     error: NpufleetError | None = None
@@ -236,6 +243,9 @@ def pack_reply(reply: Reply) -> bytes:
         "predictions": reply.predictions,
         "timing_ms": reply.timing_ms or None,
         "batch_size": reply.batch_size,
+        "gear": reply.gear,
+        "position": reply.position,
+        "model_digest": reply.model_digest,
         "worker": reply.worker,
         "attempt": reply.attempt,
     }
@@ -275,6 +285,9 @@ def reply_from(content: Mapping[str, Any]) -> Reply:
         predictions=content.get("predictions"),
         timing_ms=content.get("timing_ms", {}),
         batch_size=content.get("batch_size"),
+        gear=content.get("gear"),
+        position=content.get("position"),
+        model_digest=content.get("model_digest"),
         worker=content.get("worker"),
         attempt=content.get("attempt"),
         error=None if content.get("ok") is True else _error_from(content.get("error")),

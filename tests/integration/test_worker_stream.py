@@ -1,5 +1,6 @@
 """A real worker process, fed straight from the stream: right answers, and every bad entry alone."""
 
+import hashlib
 import struct
 import zlib
 from collections.abc import Iterator
@@ -54,7 +55,9 @@ def test_a_raw_entry_is_answered_and_nothing_else_is_left(double: Producer) -> N
         np.frombuffer(reply.outputs["y"]["data"], np.float32), 2 * X[0] + 1, rtol=1e-6
     )
     assert (reply.model, reply.version, reply.worker, reply.attempt) == ("double", 1, "w", 1)
-    assert reply.batch_size == 1
+    assert (reply.batch_size, reply.gear, reply.position) == (1, 1, 0)
+    file = Path(__file__).parents[2] / "models/double/1/model.onnx"
+    assert reply.model_digest == hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     assert {"queued", "executed"} <= set(reply.timing_ms)
     assert double.client.xlen(double.keys.lane("normal")) == 0
     assert double.client.xpending(double.keys.lane("normal"), GROUP)["pending"] == 0
@@ -72,6 +75,29 @@ def test_rows_of_many_requests_come_back_to_their_own(double: Producer) -> None:
         reply = double.reply(wire_id)
         got = np.frombuffer(reply.outputs["y"]["data"], np.float32).reshape(rows.shape)
         np.testing.assert_allclose(got, 2 * rows + 1, rtol=1e-4, atol=1e-5)
+
+
+def test_a_deterministic_request_runs_in_the_same_gear_whatever_is_about(double: Producer) -> None:
+    """Alone or among many: always the largest size, and never with those that did not ask for it.
+
+    Parameters that nobody knows are ignored.
+    """
+
+    def ask(**parameters: Any) -> str:
+        content = {"inputs": {"x": tensor()}, "parameters": parameters}
+        wire_id = wire.new_id()
+        double.add({"v": 1, "id": wire_id, "body": msgpack.packb(content)})
+        return wire_id
+
+    alone = double.reply(ask(deterministic=True, temperature=0.7))
+    assert (alone.gear, alone.batch_size) == (32, 1)
+    asked = [(n % 3 == 0, ask(deterministic=n % 3 == 0)) for n in range(90)]
+    replies = [(pinned, double.reply(wire_id)) for pinned, wire_id in asked]
+    assert {reply.gear for pinned, reply in replies if pinned} == {32}
+    assert all(reply.gear == reply.batch_size for pinned, reply in replies if not pinned)
+    assert {reply.outputs["y"]["data"] for pinned, reply in replies if pinned} == {
+        alone.outputs["y"]["data"]
+    }
 
 
 def test_a_large_body_under_its_key_is_answered_and_the_key_is_gone(pictures: Producer) -> None:
@@ -192,6 +218,11 @@ BAD_ENTRIES: dict[str, tuple[dict[str, Any], str, str]] = {
         "expected shape [N, 4]",
     ),
     "no rows": ({"body": body(x=tensor(shape=[0, 4], data=b""))}, "invalid_shape", "got 0"),
+    "deterministic is a number": (
+        {"body": msgpack.packb({"inputs": {"x": tensor()}, "parameters": {"deterministic": 1}})},
+        "invalid_parameter",
+        "true or false",
+    ),
     "more rows than 64 batches": (
         {"body": body(x=tensor(shape=[2049, 4], data=bytes(2049 * 16)))},
         "invalid_shape",

@@ -14,7 +14,8 @@ from npufleet_worker.arena import Arena
 from npufleet_worker.decoder import Decoder
 from npufleet_worker.held import Held
 from npufleet_worker.intake import Work
-from npufleet_worker.parts import Part, Ran, Whole
+from npufleet_worker.outcomes import Ran
+from npufleet_worker.parts import Part, Whole
 
 SIGNATURE = Signature(
     "m",
@@ -58,7 +59,7 @@ def test_parts_that_ran_in_any_order_are_the_request_again(
     order = list(whole.parts)
     random.Random(seed).shuffle(order)
     last = [
-        whole.ran(part, Ran(part.rows, float(at), at + 1.0, 2.0), run(arena, part))
+        whole.ran(part, Ran(part.rows, most, 0, float(at), at + 1.0, 2.0), run(arena, part))
         for at, part in enumerate(order)
     ]
     assert last == [False] * (len(order) - 1) + [True]
@@ -78,7 +79,7 @@ def test_outputs_of_parts_outlive_the_memory_that_they_came_in() -> None:
     whole = whole_of(arena, np.ones((5, 3), np.float32), np.zeros(5, np.int64), most=3)
     region = np.ones((3, 3), np.float32)
     for part in whole.parts:
-        whole.ran(part, Ran(part.rows, 0.0, 1.0, 1.0), {"y": region[: part.rows]})
+        whole.ran(part, Ran(part.rows, 3, 0, 0.0, 1.0, 1.0), {"y": region[: part.rows]})
         region += 1
     assert whole.outputs()["y"][:, 0].tolist() == [1, 1, 1, 2, 2]
 
@@ -90,5 +91,5 @@ def test_a_request_that_fits_a_batch_is_not_copied() -> None:
     (part,) = whole.parts
     assert part.placed is whole.work.request.placed
     outputs = {"y": np.ones((4, 3), np.float32)}
-    assert whole.ran(part, Ran(4, 0.0, 1.0, 1.0), outputs)
+    assert whole.ran(part, Ran(4, 4, 0, 0.0, 1.0, 1.0), outputs)
     assert whole.outputs()["y"] is outputs["y"]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from npufleet import tensors, wire
-from npufleet.errors import InvalidData, InvalidShape, PayloadTooLarge
+from npufleet.errors import InvalidData, InvalidParameter, InvalidShape, PayloadTooLarge
 from npufleet.signature import Signature, TensorSpec, check_inputs
 from npufleet.tensors import DTYPES
 from npufleet.wire import Body
@@ -20,6 +20,8 @@ from npufleet_worker import images
 from npufleet_worker.arena import Arena, Block, aligned
 from npufleet_worker.device import Placed
 from npufleet_worker.images import ImageSpec
+
+_DETERMINISTIC = "deterministic"
 
 MAX_PARTS = 64
 """A request may have so many times `max_batch_size` rows. It runs in as many batches, ahead of all
@@ -40,6 +42,11 @@ class Request:
     @property
     def rows(self) -> int:
         return self.placed.rows
+
+    @property
+    def deterministic(self) -> bool:
+        """The parameter of that name: the same gear, whatever runs beside it."""
+        return self.body.parameters.get(_DETERMINISTIC, False) is True
 
     @property
     def slow(self) -> bool:
@@ -68,6 +75,11 @@ class Decoder:
     def read(self, raw: bytes) -> tuple[Body, int]:
         """The body and its number of rows; a RequestError where it does not fit the model."""
         body = wire.unpack_body(raw)
+        pinned = body.parameters.get(_DETERMINISTIC, False)
+        if not isinstance(pinned, bool):
+            raise InvalidParameter(
+                f"parameter {_DETERMINISTIC!r} must be true or false, got {str(pinned)[:40]!r}"
+            )
         rows = check_inputs(self._signature, body.inputs)
         batch = self._signature.limits.max_batch_size
         if rows > MAX_PARTS * batch:

@@ -16,20 +16,25 @@ from npufleet_worker.publisher import Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """When a request reached its stages, in monotonic seconds, and how long its batch ran."""
+class Ran:
+    """The batch that a request ran in: its rows, those with padding, and the request's first one.
 
-    decoded_s: float
+    Times are monotonic seconds from the launch to the end, `execute_ms` is the run alone.
+    """
+
+    batch_rows: int
+    gear: int
+    position: int
     launched_s: float
     done_s: float
     execute_ms: float
 
-    def spans_ms(self, held: Held) -> dict[str, float]:
+    def spans_ms(self, held: Held, *, decoded_s: float) -> dict[str, float]:
         """The reply's `timing_ms`: disjoint spans since the entry was added."""
         spans = {
             "queued": held.taken_s - held.arrival_s,
-            "decoded": self.decoded_s - held.taken_s,
-            "batched": self.launched_s - self.decoded_s,
+            "decoded": decoded_s - held.taken_s,
+            "batched": self.launched_s - decoded_s,
             "device": self.done_s - self.launched_s,
         }
         rounded = {name: round(max(0.0, span) * 1000, 3) for name, span in spans.items()}
@@ -40,11 +45,17 @@ class Answers:
     """Turns the outputs of batches of one model version into replies."""
 
     def __init__(
-        self, signature: Signature, classification: Classification | None, *, worker: str
+        self,
+        signature: Signature,
+        classification: Classification | None,
+        *,
+        worker: str,
+        model_digest: str | None,
     ) -> None:
         self._signature = signature
         self._classification = classification
         self._worker = worker
+        self._model_digest = model_digest
         self._scores = signature.outputs[0].name
         if classification is not None and classification.output is not None:
             self._scores = classification.output
@@ -54,8 +65,8 @@ class Answers:
         held: Held,
         outputs: Mapping[str, Array],
         *,
-        timing: Timing,
-        batch_rows: int,
+        decoded_s: float,
+        ran: Ran,
     ) -> Outcome:
         """The outcome of one request; `outputs` are its own rows."""
         predictions = None
@@ -68,8 +79,11 @@ class Answers:
             version=self._signature.version,
             outputs={name: tensors.encode(array) for name, array in outputs.items()},
             predictions=predictions,
-            timing_ms=timing.spans_ms(held),
-            batch_size=batch_rows,
+            timing_ms=ran.spans_ms(held, decoded_s=decoded_s),
+            batch_size=ran.batch_rows,
+            gear=ran.gear,
+            position=ran.position,
+            model_digest=self._model_digest,
             worker=self._worker,
             attempt=held.deliveries,
         )

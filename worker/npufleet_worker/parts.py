@@ -5,7 +5,7 @@ or Redis.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,16 +14,7 @@ from npufleet.tensors import Array
 from npufleet_worker.arena import Block
 from npufleet_worker.device import Placed
 from npufleet_worker.intake import Work
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """The batch that a part ran in: its rows, times in monotonic seconds, and the run's length."""
-
-    batch_rows: int
-    launched_s: float
-    done_s: float
-    execute_ms: float
+from npufleet_worker.outcomes import Ran
 
 
 class Whole:
@@ -58,8 +49,8 @@ class Whole:
     def summary(self) -> Ran:
         """The first part's batch, which is the largest; from the first launch to the last end."""
         runs = [self._ran[part.first_row][0] for part in self.parts]
-        return Ran(
-            batch_rows=runs[0].batch_rows,
+        return replace(
+            runs[0],
             launched_s=min(ran.launched_s for ran in runs),
             done_s=max(ran.done_s for ran in runs),
             execute_ms=sum(ran.execute_ms for ran in runs),
@@ -85,7 +76,12 @@ class Part:
     @property
     def key(self) -> Hashable:
         """Only parts of equal key may share a batch."""
-        return self.work.request.shapes
+        return self.work.request.shapes, self.deterministic
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether it must run in the one gear that its row shapes always run in."""
+        return self.work.request.deterministic
 
 
 def _cut(whole: Whole, placed: Placed, most_rows: int) -> Iterator[Part]:

@@ -5,6 +5,7 @@ file is needed. Knows nothing of how a model is loaded or run.
 """
 
 import difflib
+import hashlib
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -180,6 +181,18 @@ def fit(config: ModelConfig, gears: Sequence[int]) -> ModelConfig:
     batching = asked.model_copy(update={"gears": usable, "max_batch_size": largest})
     limits = replace(config.limits, max_batch_size=largest)
     return replace(config, batching=batching, limits=limits)
+
+
+def digest_of(path: Path) -> str | None:
+    """What tells model files apart: 16 hexadecimal digits of SHA-256; None where it is no file.
+
+    Reads the whole file: not for the event loop. Data that an ONNX file keeps beside itself is not
+    part of it.
+    """
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def signature_of(

@@ -22,8 +22,8 @@ from npufleet_worker.batching import Batcher, BatchPolicy, Item, gear_for
 from npufleet_worker.device import BatchResult, Executor, ExecutorDied
 from npufleet_worker.intake import Work, refusal
 from npufleet_worker.metrics import Metrics
-from npufleet_worker.outcomes import Answers, Timing
-from npufleet_worker.parts import Part, Ran, Whole
+from npufleet_worker.outcomes import Answers, Ran
+from npufleet_worker.parts import Part, Whole
 from npufleet_worker.publisher import Outcome
 from npufleet_worker.repository import ModelConfig
 
@@ -230,7 +230,9 @@ class Runner:
     def _launch(self, executor: Executor, parts: list[Part]) -> None:
         batching = self.config.batching
         rows = sum(part.rows for part in parts)
-        gear = gear_for(rows, batching.gears, batching.min_batch_size)
+        # Pinned where the same bits are wanted whatever runs beside it: sizes differ in kernels.
+        wanted = batching.max_batch_size if parts[0].deterministic else rows
+        gear = gear_for(wanted, batching.gears, batching.min_batch_size)
         shapes = parts[0].work.request.shapes
         idle = executor.outstanding == 0
         launched_s = time.monotonic()
@@ -288,9 +290,16 @@ class Runner:
         self._batcher.observe(
             result.gear, result.execute_ms, overhead_ms=overhead_ms if running.idle else None
         )
-        ran = Ran(running.rows, running.launched_s, done_s, result.execute_ms)
         at = 0
         for part in running.parts:
+            ran = Ran(
+                batch_rows=running.rows,
+                gear=result.gear,
+                position=at,
+                launched_s=running.launched_s,
+                done_s=done_s,
+                execute_ms=result.execute_ms,
+            )
             mine = slice(at, at + part.rows)
             at = mine.stop
             outputs = {name: array[mine] for name, array in result.outputs.items()}
@@ -311,10 +320,9 @@ class Runner:
         whole = part.whole
         if whole.error is not None or not whole.ran(part, ran, outputs):
             return None
-        held, ran = whole.work.held, whole.summary()
-        timing = Timing(whole.work.decoded_s, ran.launched_s, ran.done_s, ran.execute_ms)
+        work = whole.work
         return self._answers.success(
-            held, whole.outputs(), timing=timing, batch_rows=ran.batch_rows
+            work.held, whole.outputs(), decoded_s=work.decoded_s, ran=whole.summary()
         )
 
     def _after_failure(self, parts: list[Part], error: NpufleetError) -> None:

@@ -27,7 +27,7 @@ from npufleet_worker.leases import Leases
 from npufleet_worker.metrics import Metrics
 from npufleet_worker.outcomes import Answers
 from npufleet_worker.publisher import Outcome, Publisher, ReplyLife, failure
-from npufleet_worker.repository import ModelConfig, fit, signature_of
+from npufleet_worker.repository import ModelConfig, digest_of, fit, signature_of
 from npufleet_worker.runner import RunLimits, Runner
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,12 @@ class Service:
         executor = await self._runner.start()
         config = self._runner.config = fit(self._runner.config, executor.gears)
         signature = signature_of(config, executor.inputs, executor.outputs)
-        self._runner.ready(Answers(signature, config.classification, worker=self._host.name))
+        digest = await asyncio.get_running_loop().run_in_executor(
+            self._host.threads, digest_of, config.path
+        )
+        self._runner.ready(
+            Answers(signature, config.classification, worker=self._host.name, model_digest=digest)
+        )
         self._decoder = Decoder(
             signature,
             self._arena,
