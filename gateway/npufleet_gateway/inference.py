@@ -78,19 +78,25 @@ class Inference:
                 f"no worker serves {signature.model} now", retry_after_s=_NO_WORKERS_RETRY_S
             )
         timeout_ms = question.options.timeout_ms or signature.limits.timeout_ms
+        refusal = state.refusal(question.options.lane, timeout_ms=timeout_ms)
+        if refusal is not None:
+            raise refusal
         entry = self._entry(request, question, body=body, timeout_ms=timeout_ms)
         self._metrics.queued(model=signature.model, size_bytes=len(body))
         reply = await self._exchange.infer(
             signature, entry, lane=question.options.lane, timeout_s=timeout_ms / 1000
         )
-        if reply.error is not None:
-            raise reply.error
-        response = _response(reply, request[REQUEST_ID], as_raw, one_row, started_s)
-        await response.prepare(request)
-        await response.write_eof()
-        if not entry.brought:
-            self._exchange.answered(signature.model, entry.id)
-        return response
+        try:
+            if reply.error is not None:
+                raise reply.error
+            response = _response(reply, request[REQUEST_ID], as_raw, one_row, started_s)
+            await response.prepare(request)
+            await response.write_eof()
+            return response
+        finally:
+            # Also where it was an error, or where the client has left while it was written.
+            if not entry.brought:
+                self._exchange.answered(signature.model, entry.id)
 
     async def _asked(self, question: Question, path_model: str | None) -> ModelState:
         """The state of the model that was named, or of the only one that can be meant."""

@@ -109,6 +109,10 @@ class ModelKeys:
         return self.base + "control"
 
 
+RATE_FIELD = "rate:"
+"""Field of the model's hash, before a worker's name: the requests a second that it can end."""
+
+
 _model_keys = lru_cache(maxsize=1024)(ModelKeys)
 """Asked for several times per request: one object per model."""
 

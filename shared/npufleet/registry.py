@@ -14,8 +14,8 @@ from typing import Any
 import redis
 from redis.asyncio import Redis
 
-from npufleet.errors import ModelNotFound, Unavailable
-from npufleet.keys import LANES, FleetKeys, check_model
+from npufleet.errors import ModelNotFound, Overloaded, Unavailable
+from npufleet.keys import LANES, RATE_FIELD, FleetKeys, check_model
 from npufleet.signature import Signature
 
 log = logging.getLogger(__name__)
@@ -26,11 +26,40 @@ _MISS_PAUSE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """One model now. `queued` counts the entries of each lane, waiting and in flight together."""
+    """One model as it was read last.
+
+    `queued` counts the entries of each lane, waiting and in flight together, and `queued_bytes` is
+    about what they take; `rate_per_s` is what the live workers can end together (0: not known).
+    """
 
     signature: Signature
     workers: tuple[str, ...] = ()
     queued: Mapping[str, int] = field(default_factory=dict)
+    queued_bytes: Mapping[str, int] = field(default_factory=dict)
+    rate_per_s: float = 0.0
+
+    def refusal(self, lane: str, *, timeout_ms: int) -> Overloaded | None:
+        """Why a request had better not be queued, if so: the lane's bytes, or its deadline.
+
+        What is ahead of it are the lanes that are served before its own, and its own.
+        """
+        limit = self.signature.limits.max_queue_bytes
+        held = self.queued_bytes.get(lane, 0)
+        ahead = sum(self.queued.get(name, 0) for name in LANES[: LANES.index(lane) + 1])
+        wait_s = ahead / self.rate_per_s if self.rate_per_s else 0.0
+        if held > limit:
+            return Overloaded(
+                f"about {held >> 20} MB wait in lane {lane!r}, its bound is {limit >> 20} MB; "
+                "try again later",
+                retry_after_s=max(1.0, wait_s * (1 - limit / held)),
+            )
+        if wait_s * 1000 > timeout_ms:
+            return Overloaded(
+                f"{ahead} requests are ahead and take about {wait_s:.1f} s, more than the "
+                f"{timeout_ms} ms that this one has",
+                retry_after_s=max(1.0, wait_s - timeout_ms / 1000),
+            )
+        return None
 
 
 class Registry:
@@ -127,23 +156,31 @@ class Registry:
             self._complain(name)
             return None
         pipeline = self._client.pipeline(transaction=False)
-        pipeline.hget(keys.signature, "signature")
+        pipeline.hgetall(keys.signature)
         pipeline.zrangebyscore(keys.workers, now_ms - self._live_s * 1000, "+inf")
         for lane in keys.lanes:
             pipeline.xlen(lane)
+        for lane in keys.lanes:
+            pipeline.memory_usage(lane, samples=5)
         answers: list[Any] = await pipeline.execute(raise_on_error=False)
-        if answers[0] is None:
+        sizes = answers[-len(LANES) :]
+        wrong = [answer for answer in answers[: -len(LANES)] if isinstance(answer, Exception)]
+        if not wrong and b"signature" not in answers[0]:
             return None
-        wrong = [answer for answer in answers if isinstance(answer, Exception)]
-        signature = None if wrong else _signature(answers[0])
+        signature = None if wrong else _signature(answers[0][b"signature"])
         if signature is None or signature.model != name:
             self._complain(name)
             return None
         self._unreadable.discard(name)
+        workers = tuple(map(_text, answers[1]))
+        # An ACL or a server of another kind may forbid MEMORY: then the bound in bytes is off.
+        known = [0 if isinstance(size, Exception) else size or 0 for size in sizes]
         return ModelState(
             signature=signature,
-            workers=tuple(map(_text, answers[1])),
-            queued=dict(zip(LANES, answers[2:], strict=True)),
+            workers=workers,
+            queued=dict(zip(LANES, answers[2 : 2 + len(LANES)], strict=True)),
+            queued_bytes=dict(zip(LANES, known, strict=True)),
+            rate_per_s=sum(_rate(answers[0], worker) for worker in workers),
         )
 
     def _complain(self, name: str) -> None:
@@ -151,6 +188,13 @@ class Registry:
         if name not in self._unreadable:
             self._unreadable.add(name)
             log.warning("unreadable model in the registry", extra={"model": name[:128]})
+
+
+def _rate(fields: Mapping[bytes, bytes], worker: str) -> float:
+    try:
+        return max(0.0, float(fields.get(f"{RATE_FIELD}{worker}".encode(), b"0")))
+    except ValueError:
+        return 0.0
 
 
 def _signature(raw: bytes) -> Signature | None:

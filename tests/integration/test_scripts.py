@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from npufleet import wire
-from npufleet.keys import GROUP, RETURNED, FleetKeys, ModelKeys
+from npufleet.keys import GROUP, RATE_FIELD, RETURNED, FleetKeys, ModelKeys
 from npufleet.scripts import (
     BEAT,
     CANCEL,
@@ -236,7 +236,12 @@ def test_only_consumers_without_pending_entries_are_forgotten(lanes: Lanes) -> N
     # By hand: whether a read that finds nothing makes a consumer differs between servers.
     lanes.client.xgroup_createconsumer(lanes.keys.lane("normal"), GROUP, "idle")
 
-    assert lanes.run(REAP, [*lanes.keys.lanes, lanes.keys.workers], [GROUP, RETURNED, -1]) >= 1
+    keys = [*lanes.keys.lanes, lanes.keys.workers, lanes.keys.signature]
+    lanes.run(BEAT, [lanes.keys.workers], ["gone"])
+    lanes.client.hset(lanes.keys.signature, mapping={"rate:gone": 5, "version": 1})
+
+    assert lanes.run(REAP, keys, [GROUP, RETURNED, -1, RATE_FIELD]) >= 1
+    assert lanes.client.hgetall(lanes.keys.signature) == {b"version": b"1"}
 
     names = {row["name"] for row in lanes.client.xinfo_consumers(lanes.keys.lane("normal"), GROUP)}
     assert names == {b"holds"}

@@ -8,7 +8,7 @@ import pytest
 
 from npufleet.errors import ModelNotFound, Unavailable
 from npufleet.keys import FleetKeys
-from npufleet.registry import Registry
+from npufleet.registry import ModelState, Registry
 from npufleet.signature import Limits, Signature, TensorSpec
 
 SIGNATURE = Signature(
@@ -107,3 +107,38 @@ async def test_what_nobody_can_read_hides_no_model_and_is_told_once(
     assert list(await registry.all()) == ["m"]
     complaints = [r for r in caplog.records if "unreadable" in r.message]
     assert len(complaints) == 6
+
+
+async def test_the_rate_of_a_model_is_that_of_its_live_workers(server: Any) -> None:
+    """Workers that have gone count no more, and nonsense counts for nothing."""
+    await publish(server, one=1, two=2, silent=60)
+    rates = {"rate:one": "10.5", "rate:two": "x", "rate:silent": "99"}
+    await server.hset(KEYS.model("m").signature, mapping=rates)
+
+    assert (await Registry(server, prefix="t").get("m")).rate_per_s == 10.5
+
+
+def test_what_cannot_meet_its_deadline_is_refused_with_a_true_retry_after() -> None:
+    """Work ahead over the measured rate, lanes served before its own included."""
+    state = ModelState(SIGNATURE, ("w",), {"high": 10, "normal": 90, "low": 5000}, rate_per_s=20.0)
+
+    refusal = state.refusal("normal", timeout_ms=4000)
+
+    assert refusal is not None
+    assert "100 requests are ahead and take about 5.0 s" in refusal.message
+    assert refusal.retry_after_s == 1.0
+    assert state.refusal("normal", timeout_ms=6000) is None
+    assert state.refusal("high", timeout_ms=4000) is None, "low never refuses live traffic"
+    assert ModelState(SIGNATURE, ("w",), {"high": 10**6}).refusal("high", timeout_ms=1) is None
+
+
+def test_a_lane_that_holds_too_many_bytes_is_refused() -> None:
+    """The bound in bytes is per lane, like the one in requests."""
+    limit = SIGNATURE.limits.max_queue_bytes
+    state = ModelState(SIGNATURE, ("w",), queued_bytes={"normal": limit + 1})
+
+    refusal = state.refusal("normal", timeout_ms=1000)
+
+    assert refusal is not None
+    assert "512 MB" in refusal.message
+    assert state.refusal("low", timeout_ms=1000) is None

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 
 from npufleet.connection import Link
-from npufleet.keys import GROUP, RETURNED, FleetKeys, ModelKeys
+from npufleet.keys import GROUP, RATE_FIELD, RETURNED, FleetKeys, ModelKeys
 from npufleet.scripts import BEAT, GIVE_BACK, REAP, RENEW
 from npufleet.signature import Signature
 from npufleet_worker.clock import ServerClock
@@ -30,15 +30,22 @@ class Leases:
         self._link = link
         self._keys = keys
         self._consumer = consumer
+        self._rate_field = RATE_FIELD + consumer
         self._beat_s = self._steady_since_s = -math.inf
 
-    async def register(self, signature: Signature) -> None:
-        """Publishes the model; done again at every beat, since Redis may have been emptied."""
+    async def register(self, signature: Signature, *, rate_per_s: float = 0.0) -> None:
+        """Publishes the model, and how many requests a second this worker can end (0: unknown).
+
+        Done again at every beat, since Redis may have been emptied.
+        """
         text = signature.to_json()
         await self._link.execute(
             [
                 ("SADD", FleetKeys(self._keys.prefix).models, self._keys.model),
-                ("HSET", self._keys.signature, "signature", text, "version", signature.version),
+                (
+                    *("HSET", self._keys.signature, "signature", text),
+                    *("version", signature.version, self._rate_field, round(rate_per_s, 3)),
+                ),
             ]
         )
 
@@ -75,7 +82,9 @@ class Leases:
     async def reap(self) -> None:
         """Forgets consumers that have been gone for a day and hold nothing."""
         await self._link.run(
-            REAP, [*self._keys.lanes, self._keys.workers], [GROUP, RETURNED, _REAP_AFTER_MS]
+            REAP,
+            [*self._keys.lanes, self._keys.workers, self._keys.signature],
+            [GROUP, RETURNED, _REAP_AFTER_MS, RATE_FIELD],
         )
 
     async def leave(self) -> int:
@@ -91,4 +100,5 @@ class Leases:
             if given < _GIVE_BACK_MOST:
                 break
         await self._link.call("ZREM", self._keys.workers, self._consumer)
+        await self._link.call("HDEL", self._keys.signature, self._rate_field)
         return count

@@ -5,6 +5,7 @@ The wiring of a model's parts and the loops that drive them. Knows nothing of ho
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
 import time
@@ -27,6 +28,7 @@ from npufleet_worker.leases import Leases
 from npufleet_worker.metrics import Metrics
 from npufleet_worker.outcomes import Answers
 from npufleet_worker.publisher import Outcome, Publisher, ReplyLife, failure
+from npufleet_worker.rate import Rate
 from npufleet_worker.repository import ModelConfig, digest_of, fit, signature_of
 from npufleet_worker.runner import RunLimits, Runner
 
@@ -93,6 +95,7 @@ class Service:
         self._stopping = False
         self._more = True
         self._taken_s = 0.0
+        self._rate = Rate(time.monotonic())
 
     def reasons(self) -> list[str]:
         """Why this model is not served as it should be; empty when it is."""
@@ -204,6 +207,7 @@ class Service:
         else:
             # A count is per lane, so that three times as many may come.
             most = max(1, min(_WAIT_MOST, room // len(LANES)))
+            self._rate.waited()
             arrivals = await self._lanes.wait(most)
             self._more = len(arrivals) >= most
         self._accept(intake, arrivals)
@@ -217,7 +221,8 @@ class Service:
         while True:
             await asyncio.sleep(lease_s / 3)
             try:
-                await self._leases.register(signature)
+                rate_per_s = self._rate.measure(time.monotonic())
+                await self._leases.register(signature, rate_per_s=rate_per_s)
                 await self._leases.beat(self._clock, lease_s=lease_s)
                 lost = await self._leases.renew(self._ledger.all())
             except (NpufleetError, ReplyError) as error:
@@ -231,10 +236,13 @@ class Service:
                 log.warning("leases were lost", extra={"model": self.model, "entries": len(lost)})
 
     async def _claim(self, intake: Intake) -> None:
-        """Once a lease; some are taken however full this worker is, since nobody else may come."""
+        """Ten times a lease, so that a worker's death costs little more than its lease.
+
+        Some are taken however full this worker is, since nobody else may come.
+        """
         lease_s = self._host.settings.lease_s
-        while True:
-            await asyncio.sleep(lease_s * random.uniform(0.9, 1.1))
+        for turn in itertools.count(1):
+            await asyncio.sleep(lease_s / 10 * random.uniform(0.9, 1.1))
             try:
                 while self._leases.may_claim(lease_s) and self._runner.budget_rows:
                     claimed = await self._lanes.claim(lease_s)
@@ -246,7 +254,8 @@ class Service:
                     self._accept(intake, claimed)
                     if not claimed or self._ledger.rows >= self._runner.budget_rows:
                         break
-                await self._leases.reap()
+                if turn % 100 == 0:
+                    await self._leases.reap()
             except (NpufleetError, ReplyError) as error:
                 log.warning("cannot claim: %s", error, extra={"model": self.model})
 
@@ -275,6 +284,7 @@ class Service:
 
     def _published(self, outcome: Outcome, word: str) -> None:
         self._ledger.remove(outcome.held)
+        self._rate.ended()
         code = outcome.error.code if outcome.error else "ok"
         self._host.metrics.outcomes.labels(self.model, code if word == "ok" else word).inc()
         if word == "ok" and outcome.kind == "dead":

@@ -1,7 +1,8 @@
 -- Forgets consumers of workers that are gone for good: only those without a single pending entry,
 -- since deleting a consumer drops its pending entries.
--- KEYS: the lanes high, normal, low; the live workers.
--- ARGV: group, the consumer "returned", age of a heartbeat that counts as gone (ms).
+-- KEYS: the lanes high, normal, low; the live workers; the model's hash.
+-- ARGV: group, the consumer "returned", age of a heartbeat that counts as gone (ms), what the hash
+--   puts before a worker's name.
 -- Answers the number of consumers deleted.
 local group, returned, age = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local time = redis.call('TIME')
@@ -20,5 +21,8 @@ for i = 1, 3 do
     end
   end
 end
-redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now - age)
+for _, worker in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', now - age, 'LIMIT', 0, 1000)) do
+  redis.call('ZREM', KEYS[4], worker)
+  redis.call('HDEL', KEYS[5], ARGV[4] .. worker)
+end
 return deleted
