@@ -1,4 +1,4 @@
-"""A real worker with requests of more rows than a batch may have."""
+"""A real worker with requests of more rows than a batch may have, and rows that fill no gear."""
 
 from pathlib import Path
 
@@ -7,7 +7,8 @@ import pytest
 import redis
 
 from npufleet.wire import Reply
-from tests.support.plain_backends import DIE, FAIL
+from tests.support.plain_backends import DIE, FAIL, HOLD
+from tests.support.waiting import wait_until
 from tests.support.workers import Producer, running_worker
 
 ROOT = Path(__file__).parents[2]
@@ -90,3 +91,22 @@ def test_a_request_whose_part_kills_executors_is_buried_once(
         assert "3. time" in error.message
         assert right(obedient.reply(innocent, limit_s=9), 20)
     assert obedient.client.xlen(obedient.keys.dead) == 1
+
+
+def test_rows_that_fill_no_gear_are_left_for_the_next_batch_if_so_chosen(
+    redis_url: str, prefix: str, repository: Path, obedient: Producer
+) -> None:
+    """Six rows and the gears 1, 4 and 8: nothing is ever padded, and each gets its answer."""
+    toml = repository / "obedient/model.toml"
+    chosen = "[batching]\ngears = [1, 4, 8]\ngear_choice = 'lower'"
+    toml.write_text(toml.read_text().replace("[batching]", chosen))
+    folder = repository / "obedient/1"
+    with running_worker(redis_url, prefix, repository):
+        held = ask(obedient, 1, at0=HOLD)
+        wait_until((folder / "started").exists, what="the batch to run")
+        asked = [ask(obedient, 1) for _ in range(6)]
+        (folder / "go").touch()
+        assert obedient.reply(held).ok
+        replies = [obedient.reply(wire_id) for wire_id in asked]
+    assert all(right(reply, 1) for reply in replies)
+    assert all(reply.gear == reply.batch_size for reply in replies)

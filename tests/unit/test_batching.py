@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npufleet_worker.batching import SHARE, Batch, Batcher, BatchPolicy, Item, gear_for
+from npufleet_worker.batching import (
+    SHARE,
+    Batch,
+    Batcher,
+    BatchPolicy,
+    GearChoice,
+    Item,
+    gear_for,
+    rows_to_take,
+)
 
 HIGH, NORMAL, LOW = range(3)
 PATIENT = BatchPolicy(max_batch_size=8, max_wait_ms=10, adaptive=False)
@@ -50,6 +59,74 @@ def test_a_batch_is_padded_to_the_next_gear(
 ) -> None:
     """And at least to min_batch_size."""
     assert gear_for(rows, gears, least) == wanted
+
+
+@pytest.mark.parametrize(
+    ("waiting", "least", "upper", "lower", "nearest"),
+    [
+        (1, 1, 1, 1, 1),
+        (3, 1, 3, 1, 3),
+        (5, 1, 5, 4, 4),
+        (6, 1, 6, 4, 6),
+        (7, 1, 7, 4, 7),
+        (8, 1, 8, 8, 8),
+        (9, 1, 9, 8, 8),
+        (12, 1, 12, 8, 12),
+        (5, 8, 5, 5, 5),
+        (9, 8, 9, 8, 8),
+    ],
+)
+def test_rows_that_fill_no_gear_are_padded_or_left(
+    waiting: int, least: int, upper: int, lower: int, nearest: int
+) -> None:
+    """By choice; gears below min_batch_size do not count."""
+    gears = (1, 4, 8, 16)
+    assert rows_to_take(waiting, gears, "upper", least) == upper
+    assert rows_to_take(waiting, gears, "lower", least) == lower
+    assert rows_to_take(waiting, gears, "nearest", least) == nearest
+
+
+CHOICES = st.sampled_from(["upper", "lower", "nearest"])
+GEARS = st.sets(st.integers(1, 16), min_size=1).map(lambda gears: tuple(sorted(gears)))
+
+
+@given(st.integers(1, 16), GEARS, CHOICES, st.integers(1, 16))
+def test_a_choice_never_takes_nothing_and_never_wastes_more_than_padding_would(
+    waiting: int, gears: tuple[int, ...], choice: GearChoice, least: int
+) -> None:
+    """What is run for nothing and what is left behind are together no more than under "upper"."""
+    taken = rows_to_take(waiting, gears, choice, least)
+    assert 1 <= taken <= waiting
+    padding = gear_for(taken, gears, least) - taken
+    assert padding <= gear_for(waiting, gears, least) - waiting
+    if choice == "nearest":
+        assert padding + waiting - taken <= gear_for(waiting, gears, least) - waiting
+    if taken < waiting:
+        assert padding == 0
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 8), st.integers(0, 2)), min_size=1, max_size=40),
+    GEARS,
+    CHOICES,
+)
+def test_nothing_starves_by_the_choice_of_a_gear(
+    waiting: list[tuple[int, int]], gears: tuple[int, ...], choice: GearChoice
+) -> None:
+    """Each batch holds the one whose turn it is, though rows of the same lane keep coming."""
+    policy = BatchPolicy(8, 0, gears=gears, gear_choice=choice)
+    full = batcher(policy, *(item(n, rows=r, lane=lane) for n, (r, lane) in enumerate(waiting)))
+    left = set(range(len(waiting)))
+    for turn in range(200 * len(waiting)):
+        if not left:
+            break
+        full.add(item(-1, lane=turn % 3, at=1.0 + turn), 1.0 + turn)
+        batch = full.pull(1.0 + turn, device_free=True)
+        assert batch is not None
+        assert batch.rows <= 8
+        left -= set(names(batch))
+    assert not left
 
 
 def test_a_full_batch_goes_at_once_even_while_the_device_is_busy() -> None:
@@ -256,12 +333,15 @@ STEPS = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(STEPS, st.booleans(), st.integers(0, 30))
+@given(STEPS, st.booleans(), st.integers(0, 30), CHOICES)
 def test_every_item_leaves_once_in_a_batch_of_its_own_kind(
-    steps: list[tuple[str, int, int, str, float, float | None]], adaptive: bool, run_ms: int
+    steps: list[tuple[str, int, int, str, float, float | None]],
+    adaptive: bool,
+    run_ms: int,
+    choice: GearChoice,
 ) -> None:
     """Never more rows than allowed, never two keys in a batch, counts always right."""
-    policy = BatchPolicy(8, max_wait_ms=10, adaptive=adaptive)
+    policy = BatchPolicy(8, 10, adaptive=adaptive, gears=(1, 3, 4, 8), gear_choice=choice)
     waiting, seen, now, expected = batcher(policy), Seen(), 100.0, 0
     waiting.observe(8, run_ms)
 

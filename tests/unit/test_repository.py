@@ -98,6 +98,7 @@ def test_the_highest_version_is_served(tmp_path: Path) -> None:
         ("[batching]\nmax_batch_size = true", "batching.max_batch_size"),
         ("[batching]\nmax_wait_ms = -1", "batching.max_wait_ms"),
         ("[batching]\npolicy = 'eager'", "batching.policy"),
+        ("[batching]\ngear_choice = 'next'", "batching.gear_choice"),
         ("[batching]\ngears = [8, 4, 4]", r"write \[4, 8\]"),
         ("[batching]\ngears = [0, 4]", "batching.gears.0"),
         ("[batching]\ngears = [1, 4]\nmax_batch_size = 5", "largest gear is 4"),

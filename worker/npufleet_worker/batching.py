@@ -19,27 +19,21 @@ once, the next batch waits for those: for a quarter of what a batch costs whatev
 
 import bisect
 import math
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
+
+from npufleet_worker.forecast import ECHO_PART, SMOOTHING, Arrivals, Echo, RunTimes
 
 Payload = TypeVar("Payload")
 
 LANES = 3
 
+GearChoice = Literal["upper", "lower", "nearest"]
+
 SHARE = 0.05
 """Of the rows that go, the part that each lane below the highest gets when it has rows waiting."""
-
-_RATE_WINDOW_S = 1.0
-_SMOOTHING = 0.2
-_PATIENCE = 2.0
-_ECHO_PART = 0.25
-"""Of a batch's fixed cost, the part that is spent on waiting for callers to come back."""
-
-_ECHO_LEAST = 0.6
-"""The part of the answered rows that must have come back so far; by chance it is a quarter."""
 
 _LAUNCH_S = 0.002
 """The least that handing over and answering take on top of the run, when a deadline is near."""
@@ -51,11 +45,17 @@ _by_arrival = attrgetter("arrival_s")
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
-    """Sizes in rows. Without `adaptive`, a batch that is not full always waits its time."""
+    """Sizes in rows. Without `adaptive`, a batch that is not full always waits its time.
+
+    The ascending `gears` of at least `min_batch_size` matter where `gear_choice` is not "upper".
+    """
 
     max_batch_size: int
     max_wait_ms: float
     adaptive: bool = True
+    gears: tuple[int, ...] = ()
+    min_batch_size: int = 1
+    gear_choice: GearChoice = "upper"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +89,22 @@ def gear_for(rows: int, gears: Sequence[int], min_batch_size: int = 1) -> int:
     return next((gear for gear in gears if gear >= wanted), wanted)
 
 
+def rows_to_take(
+    waiting: int, gears: Sequence[int], choice: GearChoice, min_batch_size: int = 1
+) -> int:
+    """How many of the rows that wait should go now, the others being for the next batch.
+
+    All of them, padded, under "upper"; as many as fill the largest gear that they can under
+    "lower"; under "nearest" that where fewer rows stay behind than there would be padding. All of
+    them where they fill no gear.
+    """
+    lower = max((gear for gear in gears if min_batch_size <= gear <= waiting), default=waiting)
+    padding = gear_for(waiting, gears, min_batch_size) - waiting
+    if choice == "upper" or (choice == "nearest" and padding <= waiting - lower):
+        return waiting
+    return lower
+
+
 class Batcher(Generic[Payload]):
     """The requests that wait for a batch, of one model."""
 
@@ -116,7 +132,7 @@ class Batcher(Generic[Payload]):
 
     def answered(self, rows: int, now_s: float) -> None:
         """The callers of that many rows are being answered, and may come again."""
-        within_s = _ECHO_PART * (self._runs.fixed_s() + self._overhead_s)
+        within_s = ECHO_PART * (self._runs.fixed_s() + self._overhead_s)
         self._echo.answered(rows, now_s, within_s=within_s)
 
     def expect(self, now_s: float) -> None:
@@ -135,7 +151,7 @@ class Batcher(Generic[Payload]):
         """
         self._runs.observe(rows, execute_ms / 1000)
         if overhead_ms is not None:
-            self._overhead_s += _SMOOTHING * (max(overhead_ms, 0.0) / 1000 - self._overhead_s)
+            self._overhead_s += SMOOTHING * (max(overhead_ms, 0.0) / 1000 - self._overhead_s)
 
     def pull(self, now_s: float, *, device_free: bool) -> Batch[Payload] | None:
         """The batch to hand over now, if any: a full one, or one that is due on a free device.
@@ -197,14 +213,14 @@ class Batcher(Generic[Payload]):
 
     def _take(self, group: "_Group[Payload]", lanes: Sequence[int]) -> Batch[Payload]:
         taken: list[Item[Payload]] = []
-        room = self._policy.max_batch_size
         # An owed lane gets its first item in, and then waits for its turn like the others.
         heads = [
             group.lanes[lane][0] for lane in lanes if self._owed[lane] >= 1 and group.lanes[lane]
         ]
-        rest = (item for items in group.lanes for item in items)
+        order = (*heads, *group)
+        most = room = max(self._wanted(group), order[0].rows)  # whose turn it is goes in any case
         seen: set[int] = set()
-        for item in (*heads, *rest):
+        for item in order:
             if item.rows <= room and id(item) not in seen:
                 seen.add(id(item))
                 taken.append(item)
@@ -212,10 +228,15 @@ class Batcher(Generic[Payload]):
             if not room:
                 break
         self._remove(group, seen)
-        rows = self._policy.max_batch_size - room
+        rows = most - room
         self.rows -= rows
         self._account(taken)
         return Batch(tuple(taken), rows, group.key)
+
+    def _wanted(self, group: "_Group[Payload]") -> int:
+        policy = self._policy
+        most = min(group.rows, policy.max_batch_size)
+        return rows_to_take(most, policy.gears, policy.gear_choice, policy.min_batch_size)
 
     def _remove(self, group: "_Group[Payload]", gone: set[int]) -> None:
         group.remove(gone)
@@ -275,103 +296,3 @@ class _Group(Generic[Payload]):
         self.oldest_s = min(self.oldest_s, item.arrival_s)
         if item.deadline_s is not None:
             self.deadline_s = min(self.deadline_s, item.deadline_s)
-
-
-class Arrivals:
-    """How soon the next row is likely to come."""
-
-    def __init__(self) -> None:
-        self._level = 0.0
-        self._level_at_s = 0.0
-        self._sign_of_life_s = -math.inf
-        self._expected: deque[float] = deque()
-        self._decode_s = 0.0
-
-    def came(self, rows: int, now_s: float) -> None:
-        self._level = self._faded(now_s) + rows
-        self._level_at_s = self._sign_of_life_s = now_s
-
-    def expect(self, now_s: float) -> None:
-        self._expected.append(now_s)
-        self._sign_of_life_s = now_s
-
-    def unexpect(self, now_s: float) -> None:
-        # Which of them it was does not matter to the mean.
-        took_s = now_s - self._expected.popleft()
-        self._decode_s += _SMOOTHING * (took_s - self._decode_s)
-
-    def worth_waiting_until_s(self, rows: int, run_s: float) -> float:
-        """Until when `rows` that could run for `run_s` should wait; in the past: not at all."""
-        wait_s = self._next_in_s()
-        if (rows + 1) * wait_s >= run_s:
-            return -math.inf
-        return self._sign_of_life_s + _PATIENCE * wait_s
-
-    def _next_in_s(self) -> float:
-        """As it looked at the last sign of life: a time that stands still until the next one."""
-        level = self._faded(self._sign_of_life_s)
-        by_rate_s = _RATE_WINDOW_S / level if level else math.inf
-        by_decode_s = self._decode_s / len(self._expected) if self._expected else math.inf
-        return min(by_rate_s, by_decode_s)
-
-    def _faded(self, now_s: float) -> float:
-        """Rows of the last second or so."""
-        if not self._level:
-            return 0.0
-        return self._level * math.exp((self._level_at_s - now_s) / _RATE_WINDOW_S)
-
-
-class Echo:
-    """Whether the callers that are answered come again at once, and how many are still to come."""
-
-    def __init__(self) -> None:
-        self._part = 0.0
-        self._rows = 0
-        self._came = 0
-        self._until_s = -math.inf
-
-    def answered(self, rows: int, now_s: float, *, within_s: float) -> None:
-        if self._rows:
-            part = min(1.0, self._came / self._rows)
-            self._part += _SMOOTHING * (part - self._part)
-        self._rows, self._came, self._until_s = rows, 0, now_s + within_s
-
-    def came(self, rows: int, now_s: float) -> None:
-        if now_s <= self._until_s:
-            self._came += rows
-
-    def worth_waiting_until_s(self) -> float:
-        """Until when to wait for those that come again; in the past: not at all."""
-        missing = round(self._part * self._rows) - self._came
-        if self._part < _ECHO_LEAST or missing < 1:
-            return -math.inf
-        return self._until_s
-
-
-class RunTimes:
-    """How long a batch is likely to run, by its rows; 0 before the first has been observed."""
-
-    def __init__(self) -> None:
-        self._by_rows: dict[int, float] = {}
-        self._sizes: list[int] = []
-
-    def observe(self, rows: int, run_s: float) -> None:
-        if rows not in self._by_rows:
-            bisect.insort(self._sizes, rows)
-        before_s = self._by_rows.get(rows, run_s)
-        self._by_rows[rows] = before_s + _SMOOTHING * (run_s - before_s)
-
-    def expected_s(self, rows: int) -> float:
-        """Of the next larger size that has been seen, or of the largest."""
-        if not self._sizes:
-            return 0.0
-        place = bisect.bisect_left(self._sizes, rows)
-        return self._by_rows[self._sizes[min(place, len(self._sizes) - 1)]]
-
-    def fixed_s(self) -> float:
-        """What a batch takes whatever its rows: by a line through the smallest and largest size."""
-        if len(self._sizes) < 2:
-            return 0.0
-        least, most = self._sizes[0], self._sizes[-1]
-        row_s = (self._by_rows[most] - self._by_rows[least]) / (most - least)
-        return max(0.0, self._by_rows[least] - row_s * least)

@@ -19,6 +19,7 @@ from npufleet import keys
 from npufleet.errors import ConfigurationError, ModelNotFound
 from npufleet.signature import Limits, Signature, TensorSpec, shape_text
 from npufleet_worker.backends import BY_SUFFIX
+from npufleet_worker.batching import GearChoice
 from npufleet_worker.classification import Classification
 from npufleet_worker.images import ImageSpec
 
@@ -50,6 +51,7 @@ class Batching(_Section):
     max_wait_ms: Annotated[float, Field(ge=0, le=600_000)] = 10.0
     min_batch_size: _Rows = 1
     gears: Annotated[tuple[_Rows, ...], Field(strict=False)] = ()
+    gear_choice: GearChoice = "upper"
     policy: Literal["adaptive", "window"] = "adaptive"
 
 

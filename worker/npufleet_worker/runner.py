@@ -383,6 +383,11 @@ class Runner:
 def _batcher(config: ModelConfig) -> Batcher[Part]:
     batching = config.batching
     policy = BatchPolicy(
-        batching.max_batch_size, batching.max_wait_ms, adaptive=batching.policy == "adaptive"
+        batching.max_batch_size,
+        batching.max_wait_ms,
+        adaptive=batching.policy == "adaptive",
+        gears=batching.gears,
+        min_batch_size=batching.min_batch_size,
+        gear_choice=batching.gear_choice,
     )
     return Batcher(policy)
