@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from npufleet import wire
-from npufleet.keys import GROUP
+from npufleet.keys import GROUP, FleetKeys
 from npufleet.wire import Body
 from tests.support.valkey import connect
 from tests.support.waiting import wait_until
@@ -61,6 +61,19 @@ def test_a_raw_entry_is_answered_and_nothing_else_is_left(double: Producer) -> N
     assert {"queued", "executed"} <= set(reply.timing_ms)
     assert double.client.xlen(double.keys.lane("normal")) == 0
     assert double.client.xpending(double.keys.lane("normal"), GROUP)["pending"] == 0
+
+
+def test_a_worker_shows_itself_in_a_hash_that_expires(
+    worker: RunningWorker, client: redis.Redis
+) -> None:
+    """Where its pages are, which models it serves: gone soon after the worker is."""
+    key = FleetKeys(PREFIX).worker("w")
+    facts: Any = wait_until(lambda: client.hgetall(key), what="the worker's hash")
+
+    assert facts[b"models"] == b"double,efficientnet-lite0"
+    assert facts[b"pages"].startswith(b"http://127.0.0.1:")
+    assert facts[b"pid"] == str(worker.process.pid).encode()
+    assert 0 < client.ttl(key) <= 15
 
 
 def test_rows_of_many_requests_come_back_to_their_own(double: Producer) -> None:

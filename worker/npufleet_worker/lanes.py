@@ -4,10 +4,12 @@
 empty. Knows nothing of what the entries say.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
 
+from npufleet import wire
 from npufleet.connection import Connection, Link, ReplyError
 from npufleet.endpoint import Endpoint
 from npufleet.errors import NpufleetError
@@ -24,6 +26,8 @@ LOW_SHARE = 0.05
 _BLOCK_S = 2.0
 _LOW = 3
 _CLAIM_MOST = 32
+_FRESH_S = 0.1
+"""An entry read sooner than this after it was added has not been cancelled in between."""
 
 
 class LowShare:
@@ -112,11 +116,17 @@ class Lanes:
             await self._group_lost(list(LANES))
             return []
         lanes = {lane.encode(): at for at, lane in enumerate(self._keys.lanes, 1)}
-        return [
+        arrivals = [
             Arrival(lanes[stream], entry_id, 1, False, fields)
             for stream, entries in found or []
             for entry_id, fields in entries
         ]
+        now_s = time.monotonic()
+        waited = [
+            a for a in arrivals if now_s - self._clock.arrival_s(a.entry_id, now_s=now_s) > _FRESH_S
+        ]
+        await self._mark(waited)
+        return arrivals
 
     async def wait_connected(self) -> None:
         """Returns when both connections are there; the caller sets the limit."""
@@ -149,7 +159,19 @@ class Lanes:
             )
             self._cursors[lane] = cursor.decode()
             claimed += [Arrival(at, row[0], row[1], False, row[2]) for row in rows]
+        await self._mark(claimed)
         return claimed
+
+    async def _mark(self, arrivals: Sequence[Arrival]) -> None:
+        """Finds out which were cancelled, as the take script does for those that it takes."""
+        if not arrivals:
+            return
+        with contextlib.suppress(NpufleetError):  # they are ours now, marked or not
+            marks = await self._link.execute(
+                [("ZSCORE", self._keys.cancelled, wire.usable_id(a.fields) or "") for a in arrivals]
+            )
+            for arrival, mark in zip(arrivals, marks, strict=True):
+                arrival.cancelled = isinstance(mark, bytes)
 
     async def _restore(self, lanes: list[str]) -> None:
         """As `_group_lost`, where entries of other lanes are in hand already: they go on."""

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from npufleet import __version__
 from npufleet.connection import Link, ReplyError
 from npufleet.endpoint import client, resolve
 from npufleet.errors import ConfigurationError, NpufleetError, Unavailable
@@ -21,6 +22,7 @@ from npufleet.server import check_async
 from npufleet.settings import Settings
 from npufleet_worker.metrics import Metrics
 from npufleet_worker.pages import Pages
+from npufleet_worker.presence import Presence
 from npufleet_worker.repository import ModelConfig, load_repository
 from npufleet_worker.service import Host, Service
 
@@ -50,6 +52,7 @@ class Supervisor:
             connect_timeout_s=settings.connect_timeout_s,
         )
         self._services: list[Service] = []
+        self._presence: Presence | None = None
         self._problems: dict[str, str] = {}
         self._loading = True
         self._stop = asyncio.Event()
@@ -107,14 +110,18 @@ class Supervisor:
                 "no model can be served: "
                 + "; ".join(f"{name}: {problem}" for name, problem in self._problems.items())
             )
-        log.info(
-            "worker serves",
-            extra={
-                "worker": self._name,
-                "models": ",".join(service.model for service in self._services),
-                "pages": f"http://{self._settings.worker_http_host}:{port}",
-            },
+        facts = {
+            "worker": self._name,
+            "models": ",".join(service.model for service in self._services),
+            "pages": f"http://{self._settings.worker_http_host}:{port}",
+        }
+        self._presence = Presence(
+            self._link,
+            FleetKeys(self._settings.prefix).worker(self._name),
+            {**facts, "consumer": self._consumer, "pid": os.getpid(), "npufleet": __version__},
+            self._settings.lease_s,
         )
+        log.info("worker serves", extra=facts)
 
     def _configs(self) -> tuple[ModelConfig, ...]:
         folder: Path = self._settings.models
@@ -145,11 +152,14 @@ class Supervisor:
     async def _serve(self) -> None:
         """Until a signal, or until a task of a service ends, which none does by itself."""
         stopped = asyncio.create_task(self._stop.wait())
+        assert self._presence is not None
+        shown = asyncio.create_task(self._presence.keep())
         tasks = [task for service in self._services for task in service.tasks]
         try:
             done, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
+            shown.cancel()
         self._stop.set()  # not ready from now on, whatever the reason
         await self._drain()
         for task in done:
@@ -163,6 +173,8 @@ class Supervisor:
         try:
             async with asyncio.timeout(limit_s + _LEAVE_LIMIT_S):
                 await asyncio.gather(*(service.drain(limit_s) for service in self._services))
+                if self._presence is not None:
+                    await self._presence.leave()
         except TimeoutError:
             log.warning("cannot give entries back in time, their leases will")
         except (NpufleetError, ReplyError) as error:
