@@ -167,13 +167,15 @@ class Runner:
     def pump(self) -> None:
         """Hands over all that is due, and looks again when the next batch will be."""
         self._cancel_timer()
+        # One point in time for both questions. A batch that becomes due between "which is due?" and
+        # "when will one be?" would be no answer to either, and wait for ever.
+        now_s = time.monotonic()
         while not self._stopped and (executor := self._free()) is not None:
-            parts = self._next(executor)
+            parts = self._next(executor, now_s)
             if parts is None:
                 break
             if parts:
                 self._launch(executor, parts)
-        now_s = time.monotonic()
         due_s = self._batcher.due_s(now_s)
         if due_s is not None and not self._stopped:
             wait_s = max(due_s - now_s, _TIMER_S)
@@ -189,7 +191,7 @@ class Runner:
         free = [executor for executor in self._executors if executor.room]
         return min(free, key=lambda executor: executor.outstanding, default=None)
 
-    def _next(self, executor: Executor) -> list[Part] | None:
+    def _next(self, executor: Executor, now_s: float) -> list[Part] | None:
         """What the executor should run next: None for nothing yet."""
         idle = executor.outstanding == 0
         if any(r.alone for r in self._running if r.executor is executor):
@@ -199,7 +201,7 @@ class Runner:
             if alone and not idle:
                 return None
             return self._worth(self._again.popleft())
-        batch = self._batcher.pull(time.monotonic(), device_free=idle)
+        batch = self._batcher.pull(now_s, device_free=idle)
         return None if batch is None else self._worth([item.payload for item in batch.items])
 
     def _worth(self, parts: Sequence[Part]) -> list[Part]:
