@@ -172,6 +172,9 @@ class Batcher(Generic[Payload]):
     def due_s(self, now_s: float) -> float | None:
         """When, in the future, a batch becomes due on a free device, if nothing else happens.
 
+        Ask it for the very `now_s` for which `pull` gave None: for a later one, what became due in
+        between is neither pulled nor announced.
+
         None where there is nothing to wait for but events: an arrival, or a device for what is
         due already.
         """

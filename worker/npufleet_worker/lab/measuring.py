@@ -188,13 +188,13 @@ class _Rehearsal:
     def _pump(self) -> None:
         self._stop_timer()
         most = HELD_BATCHES * self._policy.max_batch_size
-        take(self._waiting, self._batcher, most, now_s=time.monotonic())
+        now_s = time.monotonic()
+        take(self._waiting, self._batcher, most, now_s=now_s)
         while self._under_way < SLOTS and self._trial.room:
-            batch = self._batcher.pull(time.monotonic(), device_free=not self._under_way)
+            batch = self._batcher.pull(now_s, device_free=not self._under_way)
             if batch is None:
                 break
             self._launch(batch)
-        now_s = time.monotonic()
         due_s = self._batcher.due_s(now_s)
         if due_s is not None:
             loop = asyncio.get_running_loop()
