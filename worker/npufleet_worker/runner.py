@@ -346,16 +346,15 @@ class Runner:
             return
         for held in {part.work.held for part in parts}:
             held.suspicions += 1
-        tried = []
-        for part in parts:
-            times = part.work.held.suspicions
-            if times >= self._limits.max_suspicions:
-                sentence = f"{error.message}, the {times}. time with this request"
-                self._give_up(part.whole, ModelFailed(sentence))
-            else:
-                tried.append(part)
-        half = len(tried) // 2
-        self._again.extend(part for part in (tried[:half], tried[half:]) if part)
+        deaths, most = max(part.work.held.suspicions for part in parts), self._limits.max_suspicions
+        if len(parts) == 1 and deaths >= most:
+            sentence = f"{error.message}, the {deaths}. time with this request"
+            self._give_up(parts[0].whole, ModelFailed(sentence))
+        elif len(parts) == 1 or deaths >= most - 1:
+            self._again.extend([part] for part in parts)  # the next death has one culprit
+        else:
+            half = len(parts) // 2
+            self._again.extend((parts[:half], parts[half:]))
 
     async def _keep(self, at: int) -> None:
         while True:
