@@ -7,6 +7,7 @@ Three steps, so that only the last one may run in a thread: `read` checks, `plac
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from npufleet.tensors import DTYPES
 from npufleet.wire import Body
 from npufleet_worker import images
 from npufleet_worker.arena import Arena, Block, aligned
+from npufleet_worker.buckets import Bucket
 from npufleet_worker.device import Placed
 from npufleet_worker.images import ImageSpec
 
@@ -26,6 +28,8 @@ _DETERMINISTIC = "deterministic"
 MAX_PARTS = 64
 """A request may have so many times `max_batch_size` rows. It runs in as many batches, ahead of all
 that came later: more would hold up everybody else for longer than they may be ready to wait."""
+
+_NO_BUCKETS: Mapping[str, Bucket] = MappingProxyType({})
 
 _COPY_INLINE_BYTES = 256 << 10
 """Tensors up to this are copied on the event loop: a thread's wake-up costs more than the copy."""
@@ -66,11 +70,13 @@ class Decoder:
         *,
         image: ImageSpec | None,
         max_pixels: int,
+        buckets: Mapping[str, Bucket] = _NO_BUCKETS,
     ) -> None:
         self._signature = signature
         self._arena = arena
         self._image = image
         self._max_pixels = max_pixels
+        self._buckets = buckets
 
     def read(self, raw: bytes) -> tuple[Body, int]:
         """The body and its number of rows; a RequestError where it does not fit the model."""
@@ -90,7 +96,10 @@ class Decoder:
         return body, rows
 
     def place(self, body: Body, rows: int) -> Request | None:
-        """Memory for the rows; None while there is none free, and what never fits is an error."""
+        """Memory for the rows; None while there is none free.
+
+        Raises PayloadTooLarge for what never fits, and InvalidShape beyond the largest bucket.
+        """
         shapes = tuple(self._row_shape(spec, body) for spec in self._signature.inputs)
         sizes = [
             rows * math.prod(shape) * DTYPES[spec.dtype].itemsize
@@ -136,7 +145,9 @@ class Decoder:
         if "image" in value:
             assert self._image is not None, "the signature has an image input"
             return self._image.row_shape
-        return tuple(value["shape"][1:])
+        bucket = self._buckets.get(spec.name)
+        shape = value["shape"]
+        return tuple(bucket.padded(shape, f"input {spec.name!r}") if bucket else shape)[1:]
 
     def _copy(self, spec: TensorSpec, value: Mapping[str, Any], target: tensors.Array) -> None:
         source = tensors.decode(value)
@@ -147,4 +158,7 @@ class Decoder:
                     f"input {spec.name!r} has {bad} values that are NaN or infinite; "
                     f"{self._signature.model} takes finite numbers only"
                 )
-        np.copyto(target, source)
+        if source.shape != target.shape:
+            self._buckets[spec.name].fill(target, source)
+        else:
+            np.copyto(target, source)

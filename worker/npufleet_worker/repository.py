@@ -20,6 +20,7 @@ from npufleet.errors import ConfigurationError, ModelNotFound
 from npufleet.signature import Limits, Signature, TensorSpec, shape_text
 from npufleet_worker.backends import BY_SUFFIX
 from npufleet_worker.batching import GearChoice
+from npufleet_worker.buckets import Bucket, check_buckets
 from npufleet_worker.classification import Classification
 from npufleet_worker.images import ImageSpec
 
@@ -84,6 +85,7 @@ class _File(_Section):
     batching: Batching = Batching()
     limits: _Limits = _Limits()
     image: ImageSpec | None = None
+    buckets: dict[str, Bucket] = {}
     classification: _Classification | None = None
     executor: ExecutorSpec = ExecutorSpec()
     fallback: _Fallback | None = None
@@ -99,6 +101,7 @@ class ModelConfig:
     batching: Batching = field(default_factory=Batching)
     limits: Limits = field(default_factory=Limits)
     image: ImageSpec | None = None
+    buckets: Mapping[str, Bucket] = field(default_factory=dict)
     classification: Classification | None = None
     executor: ExecutorSpec = field(default_factory=ExecutorSpec)
     fallback: str | None = None
@@ -146,6 +149,7 @@ def load_model(folder: Path) -> ModelConfig:
             batching=file.batching,
             limits=_limits(file),
             image=file.image,
+            buckets=file.buckets,
             classification=_classification(folder, file.classification),
             executor=file.executor,
             fallback=_fallback(folder, file.fallback),
@@ -202,6 +206,7 @@ def signature_of(
 ) -> Signature:
     """What callers see of the loaded model; ConfigurationError where the file contradicts it."""
     image = _image_input(config, inputs) if config.image else None
+    check_buckets(config.name, config.buckets, inputs, image)
     if config.classification:
         _check_scores(config, config.classification, outputs)
     return Signature(
@@ -245,6 +250,7 @@ def _known(sections: Sequence[str]) -> list[str]:
         "batching": Batching,
         "limits": _Limits,
         "image": ImageSpec,
+        "buckets": Bucket,
         "classification": _Classification,
         "executor": ExecutorSpec,
         "fallback": _Fallback,

@@ -119,6 +119,7 @@ class Service:
             self._arena,
             image=config.image,
             max_pixels=self._host.settings.max_image_pixels,
+            buckets=config.buckets,
         )
         self._intake = Intake(
             self._host.link,
