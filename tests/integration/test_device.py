@@ -15,7 +15,7 @@ import uvloop
 
 from npufleet.errors import ConfigurationError, ModelFailed
 from npufleet.tensors import Array
-from npufleet_worker.device import REGIONS, BatchResult, Executor, ExecutorDied
+from npufleet_worker.device import REGIONS, UNDER_WAY, BatchResult, Executor, ExecutorDied
 from npufleet_worker.repository import Batching
 from tests.support.executors import Bench, bench, plain
 from tests.support.plain_backends import DIE, FAIL, HOLD, MEMORY, SHORT, STALE
@@ -71,22 +71,22 @@ async def test_a_batch_comes_back_row_by_row(device: Bench, tmp_path: Path) -> N
     assert sorted(executor.execute_ms) == [1, 8]
 
 
-async def test_the_next_batch_is_taken_while_one_runs_and_not_a_third(
+async def test_two_batches_are_taken_while_one_runs_and_not_another(
     device: Bench, tmp_path: Path
 ) -> None:
-    """One ahead: the device never waits for its supervisor, and the queue has a bound."""
+    """One to stage, one in the pipe: the device waits for nobody, and the queue has a bound."""
     executor = await device.start(plain(tmp_path))
-    assert executor.room == 2
+    assert executor.room == UNDER_WAY == 3
     first = await held(device, executor, tmp_path)
-    second = device.submit(executor, row(7))
+    second, third = device.submit(executor, row(7)), device.submit(executor, row(8))
     assert executor.room == 0
     with pytest.raises(RuntimeError, match="no room"):
-        device.submit(executor, row(8))
+        device.submit(executor, row(9))
     assert not first.done()
     (tmp_path / "go").touch()
-    results = await asyncio.wait_for(asyncio.gather(first, second), LIMIT_S)
-    assert [r.outputs["y"][0, 0] for r in results] == [2 * HOLD, 14]
-    assert executor.room == 2
+    results = await asyncio.wait_for(asyncio.gather(first, second, third), LIMIT_S)
+    assert [r.outputs["y"][0, 0] for r in results] == [2 * HOLD, 14, 16]
+    assert executor.room == 2, "the regions of three results are not released"
 
 
 async def test_a_result_stays_right_until_it_is_released(device: Bench, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ async def test_the_answer_to_a_batch_that_was_given_up_is_dropped(
     result = await asyncio.wait_for(following, LIMIT_S)
     assert result.outputs["y"].tolist() == [[18, 0]]
     result.release()
-    assert executor.room == 2
+    assert executor.room == UNDER_WAY
 
 
 async def test_a_late_answer_of_an_older_generation_is_dropped(
@@ -239,7 +239,7 @@ async def test_rows_beyond_their_block_are_never_sent(device: Bench, tmp_path: P
         executor.submit([placed], shapes=[(3,)], gear=1)
     with pytest.raises(ValueError, match="do not fit gear"):
         executor.submit([placed, placed], shapes=[(2,)], gear=1)
-    assert executor.room == 2
+    assert executor.room == UNDER_WAY
 
 
 def test_death_and_answers_are_seen_on_uvloop_too(tmp_path: Path) -> None:

@@ -24,7 +24,10 @@ from npufleet_worker.repository import ModelConfig
 
 logger = logging.getLogger(__name__)
 
-REGIONS = 2 * SLOTS
+UNDER_WAY = SLOTS + 1
+"""Batches that an executor takes at once: one running, one staged, one in the pipe."""
+
+REGIONS = UNDER_WAY + SLOTS
 """Output regions: for the batches on their way, and for as many results not yet released."""
 
 LOAD_LIMIT_S = 300.0
@@ -136,7 +139,7 @@ class Executor:
         """How many batches `submit` would take now; it grows with answers and with `release`."""
         if self._closing or self.died.done():
             return 0
-        return min(SLOTS - len(self._outstanding), len(self._free))
+        return min(UNDER_WAY - len(self._outstanding), len(self._free))
 
     @property
     def outstanding(self) -> int:

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from npufleet.errors import ConfigurationError, ModelFailed, NpufleetError
 from npufleet.tensors import Array
 from npufleet_worker.arena import Arena
+from npufleet_worker.backends import SLOTS
 from npufleet_worker.batching import Batcher, BatchPolicy, Item, gear_for
-from npufleet_worker.device import BatchResult, Executor, ExecutorDied
+from npufleet_worker.device import UNDER_WAY, BatchResult, Executor, ExecutorDied
 from npufleet_worker.intake import Work, refusal
 from npufleet_worker.metrics import Metrics
 from npufleet_worker.outcomes import Answers, Ran
@@ -31,6 +32,9 @@ log = logging.getLogger(__name__)
 
 _WORK_AHEAD_MS = 5.0
 _MOST_BATCHES_HELD = 8
+_SHORT_RUN_MS = 20.0
+"""Below this the time that staging takes shows in the device's idle share."""
+
 _STARTS_MOST = 8
 """Attempts to start an executor again, in some twelve seconds and the time that loading takes."""
 
@@ -97,13 +101,22 @@ class Runner:
         self.restarting = 0
 
     @property
+    def _under_way(self) -> int:
+        """Batches worth handing to one executor at once.
+
+        The one ahead can be staged during a run only if it is in the pipe when that run begins,
+        which the answer to the run before comes too late for: short runs get one batch more.
+        """
+        return UNDER_WAY if 0 < self._execute_ms < _SHORT_RUN_MS else SLOTS
+
+    @property
     def budget_rows(self) -> int:
-        """Rows worth holding: two batches an executor, or 5 ms of work where that is more.
+        """Rows worth holding: what may be under way, or 5 ms of work where that is more.
 
         None for an executor that is not there: others may serve what it could not.
         """
         most = self.config.batching.max_batch_size
-        batches = 2.0
+        batches = float(self._under_way)
         if self._execute_ms > 0:
             batches = max(batches, _WORK_AHEAD_MS / self._execute_ms)
         wanted = math.ceil(min(batches, _MOST_BATCHES_HELD)) * most
@@ -188,7 +201,7 @@ class Runner:
 
     def _free(self) -> Executor | None:
         """The executor with the least to do among those that take a batch now."""
-        free = [executor for executor in self._executors if executor.room]
+        free = [e for e in self._executors if e.room and e.outstanding < self._under_way]
         return min(free, key=lambda executor: executor.outstanding, default=None)
 
     def _next(self, executor: Executor, now_s: float) -> list[Part] | None:
