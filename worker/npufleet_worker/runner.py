@@ -35,6 +35,9 @@ _MOST_BATCHES_HELD = 8
 _SHORT_RUN_MS = 20.0
 """Below this the time that staging takes shows in the device's idle share."""
 
+_LANE_MEMORY_S = 10.0
+"""How long a lane counts as in use after a request of it."""
+
 _STARTS_MOST = 8
 """Attempts to start an executor again, in some twelve seconds and the time that loading takes."""
 
@@ -98,6 +101,7 @@ class Runner:
         self._stopped = False
         self._pump_due = False
         self._execute_ms = 0.0
+        self._lanes_seen_s: dict[int, float] = {}
         self.restarting = 0
 
     @property
@@ -105,9 +109,13 @@ class Runner:
         """Batches worth handing to one executor at once.
 
         The one ahead can be staged during a run only if it is in the pipe when that run begins,
-        which the answer to the run before comes too late for: short runs get one batch more.
+        which the answer to the run before comes too late for: short runs get one batch more. Not
+        where several lanes are in use: what is urgent would wait for that batch, too.
         """
-        return UNDER_WAY if 0 < self._execute_ms < _SHORT_RUN_MS else SLOTS
+        recently_s = time.monotonic() - _LANE_MEMORY_S
+        lanes = sum(seen_s > recently_s for seen_s in self._lanes_seen_s.values())
+        short = 0 < self._execute_ms < _SHORT_RUN_MS
+        return UNDER_WAY if short and lanes < 2 else SLOTS
 
     @property
     def budget_rows(self) -> int:
@@ -141,6 +149,7 @@ class Runner:
         for part in Whole(work, self.config.batching.max_batch_size).parts:
             item = Item(part.rows, held.arrival_s, held.deadline_s, held.lane - 1, part.key, part)
             self._batcher.add(item, now_s)
+        self._lanes_seen_s[held.lane] = now_s
         if not self._pump_due:
             # Once for all that the same read has brought: else the first of them would go alone.
             self._pump_due = True
