@@ -15,7 +15,8 @@ import uvloop
 
 from npufleet.errors import ConfigurationError, ModelFailed
 from npufleet.tensors import Array
-from npufleet_worker.device import REGIONS, UNDER_WAY, BatchResult, Executor, ExecutorDied
+from npufleet_worker.budget import UNDER_WAY
+from npufleet_worker.device import REGIONS, BatchResult, Executor, ExecutorDied
 from npufleet_worker.repository import Batching
 from tests.support.executors import Bench, bench, plain
 from tests.support.plain_backends import DIE, FAIL, HOLD, MEMORY, SHORT, STALE

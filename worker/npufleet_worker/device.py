@@ -18,14 +18,12 @@ from npufleet.errors import ConfigurationError, ModelFailed
 from npufleet.tensors import Array
 from npufleet_worker.arena import Arena, Block, Region
 from npufleet_worker.backends import SLOTS
+from npufleet_worker.budget import UNDER_WAY
 from npufleet_worker.channel import Done, Failed, Load, Message, Ready, Refused, Run
 from npufleet_worker.process import ChildProcess, how_it_ended
 from npufleet_worker.repository import ModelConfig
 
 logger = logging.getLogger(__name__)
-
-UNDER_WAY = SLOTS + 1
-"""Batches that an executor takes at once: one running, one staged, one in the pipe."""
 
 REGIONS = UNDER_WAY + SLOTS
 """Output regions: for the batches on their way, and for as many results not yet released."""

@@ -8,7 +8,6 @@ rows runs in parts: where one fails, the others are dropped. Knows nothing of Re
 
 import asyncio
 import logging
-import math
 import random
 import time
 from collections import deque
@@ -18,9 +17,9 @@ from dataclasses import dataclass
 from npufleet.errors import ConfigurationError, ModelFailed, NpufleetError
 from npufleet.tensors import Array
 from npufleet_worker.arena import Arena
-from npufleet_worker.backends import SLOTS
 from npufleet_worker.batching import Batcher, BatchPolicy, Item, gear_for
-from npufleet_worker.device import UNDER_WAY, BatchResult, Executor, ExecutorDied
+from npufleet_worker.budget import Budget
+from npufleet_worker.device import BatchResult, Executor, ExecutorDied
 from npufleet_worker.intake import Work, refusal
 from npufleet_worker.metrics import Metrics
 from npufleet_worker.outcomes import Answers, Ran
@@ -29,14 +28,6 @@ from npufleet_worker.publisher import Outcome
 from npufleet_worker.repository import ModelConfig
 
 log = logging.getLogger(__name__)
-
-_WORK_AHEAD_MS = 5.0
-_MOST_BATCHES_HELD = 8
-_SHORT_RUN_MS = 20.0
-"""Below this the time that staging takes shows in the device's idle share."""
-
-_LANE_MEMORY_S = 10.0
-"""How long a lane counts as in use after a request of it."""
 
 _STARTS_MOST = 8
 """Attempts to start an executor again, in some twelve seconds and the time that loading takes."""
@@ -100,35 +91,14 @@ class Runner:
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
         self._pump_due = False
-        self._execute_ms = 0.0
-        self._lanes_seen_s: dict[int, float] = {}
+        self._budget = Budget()
         self.restarting = 0
 
     @property
-    def _under_way(self) -> int:
-        """Batches worth handing to one executor at once.
-
-        The one ahead can be staged during a run only if it is in the pipe when that run begins,
-        which the answer to the run before comes too late for: short runs get one batch more. Not
-        where several lanes are in use: what is urgent would wait for that batch, too.
-        """
-        recently_s = time.monotonic() - _LANE_MEMORY_S
-        lanes = sum(seen_s > recently_s for seen_s in self._lanes_seen_s.values())
-        short = 0 < self._execute_ms < _SHORT_RUN_MS
-        return UNDER_WAY if short and lanes < 2 else SLOTS
-
-    @property
     def budget_rows(self) -> int:
-        """Rows worth holding: what may be under way, or 5 ms of work where that is more.
-
-        None for an executor that is not there: others may serve what it could not.
-        """
-        most = self.config.batching.max_batch_size
-        batches = float(self._under_way)
-        if self._execute_ms > 0:
-            batches = max(batches, _WORK_AHEAD_MS / self._execute_ms)
-        wanted = math.ceil(min(batches, _MOST_BATCHES_HELD)) * most
-        return wanted * (self.config.executor.instances - self.restarting)
+        """Rows worth holding: none for an executor that is not there, which others may serve."""
+        rows = self._budget.rows(self.config.batching.max_batch_size, time.monotonic())
+        return rows * (self.config.executor.instances - self.restarting)
 
     async def start(self) -> Executor:
         """Loads the model in every executor; ConfigurationError where that fails."""
@@ -149,7 +119,7 @@ class Runner:
         for part in Whole(work, self.config.batching.max_batch_size).parts:
             item = Item(part.rows, held.arrival_s, held.deadline_s, held.lane - 1, part.key, part)
             self._batcher.add(item, now_s)
-        self._lanes_seen_s[held.lane] = now_s
+        self._budget.saw(held.lane, now_s)
         if not self._pump_due:
             # Once for all that the same read has brought: else the first of them would go alone.
             self._pump_due = True
@@ -210,7 +180,8 @@ class Runner:
 
     def _free(self) -> Executor | None:
         """The executor with the least to do among those that take a batch now."""
-        free = [e for e in self._executors if e.room and e.outstanding < self._under_way]
+        most = self._budget.batches(time.monotonic())
+        free = [e for e in self._executors if e.room and e.outstanding < most]
         return min(free, key=lambda executor: executor.outstanding, default=None)
 
     def _next(self, executor: Executor, now_s: float) -> list[Part] | None:
@@ -309,7 +280,7 @@ class Runner:
 
     def _answer(self, running: _Running, result: BatchResult) -> None:
         done_s = time.monotonic()
-        self._execute_ms += 0.2 * (result.execute_ms - self._execute_ms)
+        self._budget.ran(result.execute_ms)
         overhead_ms = (done_s - running.launched_s) * 1000 - result.execute_ms
         self._batcher.observe(
             result.gear, result.execute_ms, overhead_ms=overhead_ms if running.idle else None
