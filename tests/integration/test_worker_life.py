@@ -189,7 +189,12 @@ def test_a_lane_that_was_deleted_comes_back_with_its_group(
 def test_models_that_cannot_be_loaded_do_not_keep_others_from_serving(
     redis_url: str, prefix: str, repository: Path, obedient: Producer
 ) -> None:
-    """A broken file and a broken model.toml are named in the log; the good model serves."""
+    """A broken file and a broken model.toml are named in the log; the good model serves.
+
+    What a model.toml says and this release does not do is said, too.
+    """
+    settings = repository / "obedient/model.toml"
+    settings.write_text(settings.read_text() + '[fallback]\nmodel = "smaller"\n')
     (repository / "broken/1").mkdir(parents=True)
     (repository / "broken/1/model.onnx").write_bytes(b"not a model")
     (repository / "misspelt/1").mkdir(parents=True)
@@ -201,6 +206,7 @@ def test_models_that_cannot_be_loaded_do_not_keep_others_from_serving(
         log = worker.log.read_text()
     assert "broken" in log
     assert "did you mean batching.max_batch_size" in log
+    assert "names a fallback, which this release does not use yet" in log
 
 
 def test_orphans_are_claimed_by_a_worker_that_is_full(

@@ -129,6 +129,12 @@ class Supervisor:
         for name, problem in found.problems.items():
             log.error("model cannot be served: %s", problem, extra={"model": name})
             self._problems[name] = problem.message
+        for config in found.configs:
+            if config.fallback is not None:
+                log.warning(
+                    "model.toml names a fallback, which this release does not use yet",
+                    extra={"model": config.name, "fallback": config.fallback},
+                )
         if not found.configs and not found.problems:
             raise ConfigurationError(
                 f"{folder.resolve()} holds no model; put one at <name>/1/model.onnx, or name "
